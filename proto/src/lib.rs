@@ -1,0 +1,22 @@
+//! Byte formats of the aeon-flow protocol.
+//!
+//! What a station and its peers put on the wire, as plain functions from bytes to values and back: frames, payloads
+//! (meta and body), routes, status codes, residual bodies. The crate does no IO, reads no clock and spawns nothing; it
+//! builds with `no_std` and `alloc`. The normative text for all of it is `proto/SPEC.md`.
+//!
+//! Frame and payload integers are **big-endian**; everything inside a body is **little-endian**.
+#![no_std]
+#![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
+
+extern crate alloc;
+#[cfg(any(feature = "std", test))]
+extern crate std;
+
+pub mod cursor;
+pub mod frame;
+pub mod json;
+pub mod meta;
+pub mod payload;
+pub mod residual;
+pub mod route;
+pub mod status;

@@ -1,0 +1,6 @@
+//! A station holds a contiguous range of a language model's layers and serves them to peers over aeon-flow.
+//!
+//! The wire formats are in the crate `aeon_proto`; this crate adds the carriers, the request handler, the model backends
+//! and the client.
+
+pub mod model;

@@ -1,0 +1,172 @@
+//! Model backends: what a station computes.
+//!
+//! The trait [`LayerRange`] speaks plain data and is synchronous, so no tensor type and no `await` escapes a backend. A
+//! backend knows no frame, route or peer; the station calls it from its own worker threads.
+
+pub mod head;
+
+use std::{
+    any::Any,
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+pub use head::{Head, HeadOutput};
+
+/// What a model is, and which part of it a backend holds.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelInfo {
+    /// A name for people.
+    pub name: String,
+    /// Width of a residual, in f32 values.
+    pub hidden_dim: usize,
+    /// Number of token ids.
+    pub vocab: usize,
+    /// Layers of the whole model.
+    pub n_layers: u32,
+    /// Layers held here: `lo..hi`, contiguous.
+    pub layers: Range<u32>,
+    /// Positions that a sequence can have.
+    pub max_position: usize,
+    /// The token that begins a text, if the model has one.
+    pub bos: Option<u32>,
+    /// The tokens that end one.
+    pub eos: Vec<u32>,
+    /// BLAKE3-128 of the canonical configuration as 32 hex digits: the same on every station of a model.
+    pub config_fp: String,
+    /// BLAKE3-128 of the weights held here as 32 hex digits.
+    pub layers_fp: String,
+}
+
+impl ModelInfo {
+    /// Whether token ids can be embedded here.
+    #[must_use]
+    pub const fn has_embedding(&self) -> bool {
+        self.layers.start == 0
+    }
+
+    /// Whether the final norm and the head are here.
+    #[must_use]
+    pub const fn has_head(&self) -> bool {
+        self.layers.end == self.n_layers
+    }
+}
+
+/// Asks running work to stop; shared between the one who asks and the one who works.
+#[derive(Debug, Clone, Default)]
+pub struct CancelToken(Arc<AtomicBool>);
+
+impl CancelToken {
+    /// Asks for the work to stop.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether someone asked.
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// The positions of one session that a backend remembers (its key-value cache).
+pub trait Cache: Any + Send {
+    /// Positions held.
+    fn len(&self) -> usize;
+
+    /// Whether no position is held.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Forgets the positions from `len` on; nothing happens if there are not so many.
+    fn truncate(&mut self, len: usize);
+
+    /// Memory held, in bytes.
+    fn bytes(&self) -> usize;
+}
+
+impl std::fmt::Debug for dyn Cache {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cache").field("len", &self.len()).field("bytes", &self.bytes()).finish()
+    }
+}
+
+/// A contiguous range of a model's layers.
+///
+/// Residuals are f32, row-major `[seq, hidden_dim]`. The caller has checked lengths, token ids and that inputs are finite.
+pub trait LayerRange: Send + Sync {
+    /// What this is.
+    fn info(&self) -> &ModelInfo;
+
+    /// Whether the work is so little that it can be done on an IO thread.
+    fn is_inline(&self) -> bool {
+        false
+    }
+
+    /// A cache with no positions.
+    fn new_cache(&self) -> Box<dyn Cache>;
+
+    /// Bytes that one more position adds to a cache.
+    fn cache_bytes_per_position(&self) -> usize;
+
+    /// Token ids to residuals `[ids.len(), hidden_dim]`.
+    ///
+    /// # Errors
+    /// [`ModelError::NotHere`] without layer 0.
+    fn embed(&self, ids: &[u32]) -> Result<Vec<f32>, ModelError>;
+
+    /// Runs residuals `[seq, hidden_dim]` through the layers as the positions after those in `cache`, and returns
+    /// `[seq, hidden_dim]`. On an error the cache may hold a part of the new positions: the caller truncates it.
+    ///
+    /// # Errors
+    /// [`ModelError::Cancelled`] if `cancel` was raised meanwhile; others by backend.
+    fn forward(&self, cache: &mut dyn Cache, residuals: Vec<f32>, cancel: &CancelToken)
+    -> Result<Vec<f32>, ModelError>;
+
+    /// Final norm and head on residuals `[seq, hidden_dim]`.
+    ///
+    /// # Errors
+    /// [`ModelError::NotHere`] without the last layer.
+    fn head(&self, residuals: &[f32], want: Head, cancel: &CancelToken) -> Result<HeadOutput, ModelError>;
+}
+
+impl std::fmt::Debug for dyn LayerRange {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("LayerRange").field(self.info()).finish()
+    }
+}
+
+/// Why a backend did not do its work.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// The caller withdrew the work.
+    #[error("cancelled")]
+    Cancelled,
+    /// The part that was asked for is on another station.
+    #[error("this station holds layers {lo}..{hi} of {n_layers}, so it has no {part}")]
+    NotHere {
+        /// "embedding" or "head".
+        part: &'static str,
+        /// First layer held.
+        lo: u32,
+        /// One past the last layer held.
+        hi: u32,
+        /// Layers of the model.
+        n_layers: u32,
+    },
+    /// The tensor library failed.
+    #[error("{operation}")]
+    Compute {
+        /// What was being computed.
+        operation: &'static str,
+        /// The library's error.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A cache of another backend was handed in.
+    #[error("cache belongs to another backend")]
+    ForeignCache,
+}
