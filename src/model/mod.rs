@@ -4,6 +4,9 @@
 //! backend knows no frame, route or peer; the station calls it from its own worker threads.
 
 pub mod head;
+pub mod identity;
+pub mod session;
+pub mod worker;
 
 use std::{
     any::Any,
@@ -53,6 +56,13 @@ impl ModelInfo {
     pub const fn has_head(&self) -> bool {
         self.layers.end == self.n_layers
     }
+}
+
+/// BLAKE3-128 of some bytes as 32 hex digits.
+#[must_use]
+pub fn fingerprint(bytes: &[u8]) -> String {
+    let hash = blake3::hash(bytes);
+    hash.as_bytes()[..16].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Asks running work to stop; shared between the one who asks and the one who works.
