@@ -5,3 +5,5 @@
 
 pub mod codec;
 pub mod model;
+pub mod station;
+pub mod telemetry;

@@ -17,6 +17,7 @@ use std::{
     },
 };
 
+use aeon_proto::status::Status;
 pub use head::{Head, HeadOutput};
 
 /// What a model is, and which part of it a backend holds.
@@ -174,6 +175,22 @@ pub enum ModelError {
         /// What was being computed.
         operation: &'static str,
         /// The library's error.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The station behind this one refused.
+    #[error("upstream station answered {status}: {text}")]
+    Upstream {
+        /// Its status.
+        status: Status,
+        /// Its words.
+        text: String,
+    },
+    /// The station behind this one cannot be reached or does not answer as agreed.
+    #[error("upstream station {address}")]
+    UpstreamUnreachable {
+        /// Where it should be.
+        address: String,
+        /// What happened.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// A cache of another backend was handed in.

@@ -225,14 +225,6 @@ impl SessionTable {
         table.bytes = (table.bytes + bytes).saturating_sub(before);
     }
 
-    /// The positions of a session, if it is known and nobody works on it.
-    #[must_use]
-    pub fn idle_len(&self, name: &str) -> Option<usize> {
-        let session = Arc::clone(lock(&self.table).sessions.get(name)?);
-        let len = session.state.try_lock().ok()?.cache.len();
-        Some(len)
-    }
-
     /// Whether a session with this name is held.
     #[must_use]
     pub fn contains(&self, name: &str) -> bool {
@@ -242,12 +234,12 @@ impl SessionTable {
     /// Drops a session on its client's word. A UDP sender's sequence is kept, so that a late copy of an older request is
     /// still recognised; the return value is false if this request itself is such a copy.
     pub fn reset(&self, name: &str, by: Option<(SocketAddr, u32)>) -> bool {
+        let held = lock(&self.table).sessions.get(name).map(Arc::clone);
+        // The state is locked without the table: whoever works on the session keeps only this caller waiting.
+        let held = held.map(|session| lock(&session.state).senders.clone());
         let mut table = lock(&self.table);
-        let mut senders = match (table.sessions.get(name), table.dropped.get(name)) {
-            (Some(session), _) => lock(&session.state).senders.clone(),
-            (None, Some(dropped)) => dropped.senders.clone(),
-            (None, None) => Senders::default(),
-        };
+        let mut senders =
+            held.or_else(|| table.dropped.get(name).map(|dropped| dropped.senders.clone())).unwrap_or_default();
         if let Some((sender, sequence)) = by {
             if senders.is_stale(sender, sequence) {
                 return false;

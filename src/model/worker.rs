@@ -228,7 +228,7 @@ mod tests {
         let pool = pool(1, 3, 100);
         let (release, wait) = mpsc::channel::<()>();
         let (tx, rx) = mpsc::channel();
-        pool.submit(None, 10, move || drop(wait.recv())).unwrap();
+        pool.submit(None, 10, move || wait.recv().unwrap()).unwrap();
         pool.submit(None, 80, || ()).unwrap();
         assert_eq!(pool.submit(None, 11, || ()), Err(QueueFull { items: 2, bytes: 90 }));
         pool.submit(None, 10, move || tx.send(()).unwrap()).unwrap();

@@ -1,0 +1,141 @@
+//! HELLO and HEALTH: what a station is, and how it is.
+
+use aeon_proto::{frame::EncodeError, meta::RequestMeta, payload::FrameWriter};
+use serde_json::json;
+
+use super::{Context, Station, error::RequestError, millis};
+use crate::codec::StreamError;
+
+/// The content type of this protocol; version 1 adds a parameter.
+const CONTENT_TYPE: &str = "application/x-aeon-flow";
+
+/// Whether a content type asks for version 1 or a later one.
+fn asks_for_v1(content_type: Option<&str>) -> bool {
+    let Some(content_type) = content_type else { return false };
+    let mut parts = content_type.split(';').map(str::trim);
+    parts.next().is_some_and(|name| name.eq_ignore_ascii_case(CONTENT_TYPE))
+        && parts.filter_map(|part| part.strip_prefix("v=")).any(|v| v.trim().parse::<u32>().is_ok_and(|v| v >= 1))
+}
+
+impl Station {
+    pub(super) fn hello(
+        &self,
+        meta: &RequestMeta<'_>,
+        context: &Context,
+        out: &mut Vec<u8>,
+    ) -> Result<(), RequestError> {
+        let core = &*self.core;
+        let info = core.model.info();
+        let v1 = asks_for_v1(meta.content_type.as_deref());
+        let station = json!({
+            "name": core.name,
+            "version": env!("CARGO_PKG_VERSION"),
+            "uptime_ms": millis(core.started.elapsed()),
+        });
+        let model = json!({
+            "name": info.name,
+            "hidden_dim": info.hidden_dim,
+            "vocab": info.vocab,
+            "n_layers": info.n_layers,
+            "max_position": info.max_position,
+            "bos": info.bos,
+            "eos": info.eos,
+            "config_fp": info.config_fp,
+            "layers_fp": info.layers_fp,
+        });
+        let limits = json!({
+            "max_frame": core.limits.max_frame_len,
+            "max_datagram": core.limits.max_datagram_len,
+            "max_seq": core.limits.max_positions,
+        });
+        // Where a residual may come in: before the first layer held here, and before the final norm.
+        let boundaries = [info.layers.start, info.n_layers];
+        let count = if info.has_head() { 2 } else { 1 };
+
+        let mut frame = FrameWriter::new(out, context.stream_id, context.sequence, context.success);
+        let mut reply = frame.meta();
+        reply.unsigned("status", 200);
+        match v1 {
+            true => reply.string("content_type", "application/x-aeon-flow; v=1"),
+            false => reply.string("content_type", CONTENT_TYPE),
+        };
+        reply
+            .raw("station", &station.to_string())
+            .raw("model", &model.to_string())
+            .unsigneds("layers", [u64::from(info.layers.start), u64::from(info.layers.end)])
+            .unsigneds("boundaries", boundaries.iter().take(count).map(|boundary| u64::from(*boundary)))
+            .strings("accepts", ["f32"])
+            .raw("limits", &limits.to_string());
+        if v1 {
+            reply.raw("bases", "[]");
+        }
+        finish(frame)
+    }
+
+    pub(super) fn health(&self, context: &Context, out: &mut Vec<u8>) -> Result<(), RequestError> {
+        let core = &*self.core;
+        let (sessions, session_bytes) = core.sessions.usage();
+        let (queued, queued_bytes) = self.workers.as_ref().map_or((0, 0), |workers| workers.usage());
+        let dropped = &core.counters.dropped;
+        let dropped = json!({
+            "never_answered": dropped.never_answered.value(),
+            "empty": dropped.empty.value(),
+            "undecodable": dropped.undecodable.value(),
+            "peer_not_allowed": dropped.peer_not_allowed.value(),
+            "duplicate": dropped.duplicate.value(),
+            "stale": dropped.stale.value(),
+            "amplification": dropped.amplification.value(),
+            "idle_cancel": dropped.idle_cancel.value(),
+        });
+        let mut frame = FrameWriter::new(out, context.stream_id, context.sequence, context.success);
+        frame
+            .meta()
+            .unsigned("status", 200)
+            .boolean("draining", core.draining.load(std::sync::atomic::Ordering::Relaxed))
+            .unsigned("uptime_ms", millis(core.started.elapsed()))
+            .unsigned("requests", core.counters.requests.value())
+            .unsigned("errors", core.counters.errors.value())
+            .unsigned("connections", core.counters.connections.value())
+            .unsigned("connections_refused", core.counters.connections_refused.value())
+            .unsigned("send_errors", core.counters.send_errors.value())
+            .unsigned("sessions", sessions as u64)
+            .unsigned("session_bytes", session_bytes as u64)
+            .unsigned("queued", queued as u64)
+            .unsigned("queued_bytes", queued_bytes as u64)
+            .raw("dropped", &dropped.to_string());
+        finish(frame)
+    }
+}
+
+/// A frame that does not fit the format was too much to ask for.
+pub(super) fn finish(frame: FrameWriter<'_>) -> Result<(), RequestError> {
+    let len = frame.len();
+    match frame.finish() {
+        Ok(_) => Ok(()),
+        Err(EncodeError::PayloadTooLong { .. }) => {
+            let max = aeon_proto::frame::MAX_FRAME_LEN;
+            Err(RequestError::ReplyTooLarge { len, max, datagram: false })
+        }
+        Err(error) => Err(StreamError::Encode(error).into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn version_one_is_asked_for_by_the_parameter() {
+        for (content_type, v1) in [
+            ("application/x-aeon-flow; v=1", true),
+            ("Application/X-Aeon-Flow;v=2; q=1", true),
+            ("application/x-aeon-flow", false),
+            ("application/x-aeon-flow; v=0", false),
+            ("application/x-aeon-flow; v=x", false),
+            ("text/plain; v=1", false),
+        ] {
+            assert_eq!(asks_for_v1(Some(content_type)), v1, "{content_type}");
+        }
+        assert!(!asks_for_v1(None));
+    }
+}

@@ -1,0 +1,557 @@
+//! The model routes EMBED, FORWARD, LM_HEAD and RESET: checks first, then the work, inline or on a worker.
+//!
+//! The order of the checks is part of the protocol: sizes, then what the body is (hash, boundary, configuration), then
+//! `pos`, then finite numbers, then capacity, then the deadline. What depends on the session is checked when its turn has
+//! come, since requests of one session run in the order in which they arrived.
+
+use std::{
+    borrow::Cow,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
+};
+
+use aeon_proto::{
+    meta::{BodyKind, Input, Output, RequestMeta, Return},
+    payload::FrameWriter,
+    residual,
+    route::Route,
+};
+
+use super::{Context, Core, Station, duplicates::Key, error::RequestError, hello::finish};
+use crate::{
+    model::{CancelToken, Head, HeadOutput, session::Refused},
+    station::request::{Carrier, Outcome, ReplyTo, Request},
+};
+
+/// More than the header and the meta of any success of these routes take: 12 bytes, 8 members with numbers of at most 20
+/// digits, 24 bytes of `fp48`, 100 of `timing`.
+const REPLY_OVERHEAD: usize = 320;
+
+/// What is to be done with the body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Operation {
+    Embed,
+    Forward { ids: bool, head: Option<Head> },
+    Head(Head),
+    Reset,
+}
+
+/// A request that passed every check that needs no session.
+#[derive(Debug)]
+pub(super) struct Call<'a> {
+    operation: Operation,
+    body: Cow<'a, [u8]>,
+    seq: usize,
+    session: Option<Arc<str>>,
+    pos: Option<usize>,
+    deadline: Option<(Instant, u64)>,
+    timing: bool,
+    fp48: bool,
+}
+
+impl Core {
+    /// Checks a request as far as it can be checked without its session.
+    pub(super) fn prepare<'a>(
+        &self,
+        route: Route,
+        meta: &RequestMeta<'_>,
+        body: &'a [u8],
+        session: Option<Arc<str>>,
+        request: &Request<'_>,
+        context: &Context,
+    ) -> Result<Call<'a>, RequestError> {
+        let info = self.model.info();
+        let head = || self.head(meta);
+        let operation = match route {
+            Route::EMBED => Operation::Embed,
+            Route::LM_HEAD => Operation::Head(head()?),
+            Route::RESET if session.is_none() => return Err(RequestError::SessionMissing),
+            Route::RESET => Operation::Reset,
+            _ => Operation::Forward {
+                ids: meta.input == Input::Ids,
+                head: if meta.output == Output::Token { Some(head()?) } else { None },
+            },
+        };
+        let not_here =
+            |part| RequestError::NotHere { part, lo: info.layers.start, hi: info.layers.end, n_layers: info.n_layers };
+        let (needs_embedding, needs_head) = match operation {
+            Operation::Embed => (true, false),
+            Operation::Head(_) => (false, true),
+            Operation::Forward { ids, head } => (ids, head.is_some()),
+            Operation::Reset => (false, false),
+        };
+        if needs_embedding && !info.has_embedding() {
+            return Err(not_here("embedding"));
+        }
+        if needs_head && !info.has_head() {
+            return Err(not_here("head"));
+        }
+        let seq = match operation {
+            Operation::Reset => 0,
+            _ => self.check_body(body, needs_embedding)?,
+        };
+        self.check_reply(operation, seq, meta, context)?;
+        if let Some(expected) = meta.fp48 {
+            let got = fp48(body);
+            if got != expected {
+                return Err(RequestError::BodyFingerprint { expected, got });
+            }
+        }
+        self.check_model(operation, meta)?;
+        let pos = meta.pos.map(|pos| usize::try_from(pos).unwrap_or(usize::MAX));
+        if let Operation::Forward { .. } = operation {
+            self.check_position(pos, seq, session.as_deref(), context.carrier)?;
+        }
+        if let Operation::Head(_) = operation {
+            check_finite(body)?;
+        }
+        if self.draining.load(Ordering::Relaxed) && operation != Operation::Reset {
+            return Err(RequestError::Draining { retry_after_ms: self.retry_after_ms() });
+        }
+        // A deadline that lies past the end of time is none.
+        let deadline = meta.deadline_ms.and_then(|ms| {
+            let deadline = request.arrived.checked_add(Duration::from_millis(ms))?;
+            Some((deadline, ms))
+        });
+        Ok(Call {
+            operation,
+            body: Cow::Borrowed(body),
+            seq,
+            session,
+            pos,
+            deadline,
+            timing: meta.timing,
+            fp48: meta.fp48.is_some(),
+        })
+    }
+
+    fn head(&self, meta: &RequestMeta<'_>) -> Result<Head, RequestError> {
+        let vocab = self.model.info().vocab;
+        match (meta.returns, meta.top_k) {
+            (Return::Token, _) => Ok(Head::Token),
+            (Return::Logits, _) => Ok(Head::Logits),
+            (Return::TopK, Some(k)) if k >= 1 && k as usize <= vocab => Ok(Head::TopK(k as usize)),
+            (Return::TopK, _) => Err(RequestError::TopK { vocab }),
+        }
+    }
+
+    /// Checks the size of a body, and token ids against the vocabulary; returns the number of positions.
+    fn check_body(&self, body: &[u8], ids: bool) -> Result<usize, RequestError> {
+        let info = self.model.info();
+        let len = body.len();
+        if !len.is_multiple_of(4) {
+            return Err(RequestError::BodyLength { len });
+        }
+        let width = if ids { 4 } else { 4 * info.hidden_dim };
+        if !len.is_multiple_of(width) {
+            return Err(RequestError::HiddenDim { len, hidden_dim: info.hidden_dim });
+        }
+        let seq = len / width;
+        if seq == 0 {
+            return Err(RequestError::NoPositions);
+        }
+        if seq > self.limits.max_positions {
+            return Err(RequestError::TooManyPositions { seq, max: self.limits.max_positions });
+        }
+        if ids {
+            let vocab = info.vocab;
+            let (words, _) = body.as_chunks::<4>();
+            let id = |word: &[u8; 4]| u32::from_le_bytes(*word);
+            if let Some(index) = words.iter().position(|word| id(word) as usize >= vocab) {
+                return Err(RequestError::TokenId { id: id(&words[index]), index, vocab });
+            }
+        }
+        Ok(seq)
+    }
+
+    fn check_reply(
+        &self,
+        operation: Operation,
+        seq: usize,
+        meta: &RequestMeta<'_>,
+        context: &Context,
+    ) -> Result<(), RequestError> {
+        let info = self.model.info();
+        let (rows, width) = match operation {
+            Operation::Reset => (0, 0),
+            Operation::Embed | Operation::Forward { head: None, .. } => {
+                if meta.accept.as_ref().is_some_and(|kinds| !kinds.contains(&BodyKind::F32)) {
+                    return Err(RequestError::NothingAcceptable);
+                }
+                (seq, 4 * info.hidden_dim)
+            }
+            Operation::Forward { head: Some(head), .. } => (1, head_width(head, info.vocab)),
+            Operation::Head(head) => (seq, head_width(head, info.vocab)),
+        };
+        let body_len = rows.saturating_mul(width);
+        context.check_fits(body_len.saturating_add(REPLY_OVERHEAD))?;
+        context.check_amplification(self, body_len)
+    }
+
+    fn check_model(&self, operation: Operation, meta: &RequestMeta<'_>) -> Result<(), RequestError> {
+        let info = self.model.info();
+        let expected = match operation {
+            Operation::Head(_) => info.n_layers,
+            Operation::Embed | Operation::Forward { .. } | Operation::Reset => info.layers.start,
+        };
+        if let Some(got) = meta.boundary
+            && got != expected
+        {
+            return Err(RequestError::Boundary { expected, got });
+        }
+        match &meta.config_fp {
+            Some(config_fp) if !config_fp.eq_ignore_ascii_case(&info.config_fp) => {
+                Err(RequestError::Config { expected: info.config_fp.clone() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What can be said of `pos` before the session's turn has come.
+    fn check_position(
+        &self,
+        pos: Option<usize>,
+        seq: usize,
+        session: Option<&str>,
+        carrier: Carrier,
+    ) -> Result<(), RequestError> {
+        match (session, pos) {
+            (Some(_), None) if carrier == Carrier::Udp => return Err(RequestError::PositionMissing),
+            (None, Some(got)) if got > 0 => return Err(RequestError::Position { expected: 0, got }),
+            _ => {}
+        }
+        self.check_context(pos.unwrap_or(0), seq)
+    }
+
+    fn check_context(&self, pos: usize, seq: usize) -> Result<(), RequestError> {
+        let context_len = self.model.info().max_position;
+        let end = pos.saturating_add(seq);
+        if end > context_len { Err(RequestError::ContextTooLong { end, context_len }) } else { Ok(()) }
+    }
+}
+
+/// Bytes of one position's answer from the head.
+const fn head_width(head: Head, vocab: usize) -> usize {
+    match head {
+        Head::Token => 4,
+        Head::TopK(k) => k.saturating_mul(8),
+        Head::Logits => vocab.saturating_mul(4),
+    }
+}
+
+/// Low 48 bits of XXH64 (seed 0).
+fn fp48(body: &[u8]) -> u64 {
+    xxhash_rust::xxh64::xxh64(body, 0) & 0xffff_ffff_ffff
+}
+
+/// How work ended that did not fail.
+#[derive(Debug, PartialEq, Eq)]
+enum Done {
+    Replied,
+    /// A late copy of an old request: no answer.
+    Stale,
+}
+
+/// What a reply's body holds.
+enum Answer {
+    Residuals(Vec<f32>),
+    Head(HeadOutput),
+    Nothing,
+}
+
+impl Station {
+    /// Runs a call at once, or hands it to the workers.
+    pub(super) fn start(
+        &self,
+        call: Call<'_>,
+        context: Context,
+        key: Option<Key>,
+        out: &mut Vec<u8>,
+        reply_to: impl FnOnce() -> Box<dyn ReplyTo>,
+    ) -> Result<Outcome, RequestError> {
+        let cancel = CancelToken::default();
+        let unknown = |name: &Arc<str>| !self.core.sessions.contains(name);
+        let at_once = call.operation == Operation::Reset && call.session.as_ref().is_some_and(unknown);
+        let Some(workers) = self.workers.as_ref().filter(|_| !at_once) else {
+            return match self.core.run(&call, &context, &cancel, out)? {
+                Done::Replied => Ok(Outcome::Replied),
+                Done::Stale => Ok(Outcome::Silent),
+            };
+        };
+        let call = Call { body: Cow::Owned(call.body.into_owned()), ..call };
+        let session = call.session.clone();
+        let bytes = call.body.len();
+        let core = Arc::clone(&self.core);
+        let token = cancel.clone();
+        let reply_to = reply_to();
+        let work = move || reply_to.finish(core.run_queued(&call, &context, &token, key));
+        if let Err(full) = workers.submit(session, bytes, work) {
+            return Err(RequestError::Overloaded {
+                items: full.items,
+                bytes: full.bytes,
+                retry_after_ms: self.core.retry_after_ms(),
+            });
+        }
+        Ok(Outcome::Queued(cancel))
+    }
+}
+
+impl Core {
+    /// Runs a call on a worker thread; returns the reply frame, if there is one to send.
+    fn run_queued(
+        &self,
+        call: &Call<'_>,
+        context: &Context,
+        cancel: &CancelToken,
+        key: Option<Key>,
+    ) -> Option<Vec<u8>> {
+        let mut out = Vec::new();
+        let result = catch_unwind(AssertUnwindSafe(|| self.run(call, context, cancel, &mut out)))
+            .unwrap_or(Err(RequestError::Panicked));
+        let success = matches!(result, Ok(Done::Replied));
+        if let Err(error) = result {
+            out.clear();
+            context.write_vent(&error, &mut out);
+            self.counters.errors.add_one();
+        }
+        if let Some(key) = key {
+            self.duplicates.finish(key, success.then_some(&out));
+        }
+        if out.is_empty() || !context.fit_reply(self, 0, &mut out) {
+            return None;
+        }
+        Some(out)
+    }
+
+    /// Does the work of a call and appends the reply to `out`.
+    fn run(
+        &self,
+        call: &Call<'_>,
+        context: &Context,
+        cancel: &CancelToken,
+        out: &mut Vec<u8>,
+    ) -> Result<Done, RequestError> {
+        let started = Instant::now();
+        let mut pos = call.pos;
+        let answer = match call.operation {
+            Operation::Reset => {
+                let by = context.address.map(|address| (address, context.sequence));
+                let name = call.session.as_deref().unwrap_or_default();
+                if !self.sessions.reset(name, by) {
+                    self.counters.dropped.stale.add_one();
+                    return Ok(Done::Stale);
+                }
+                Answer::Nothing
+            }
+            Operation::Embed => {
+                call.check_time(cancel)?;
+                Answer::Residuals(self.embed(&call.body)?)
+            }
+            Operation::Head(head) => {
+                call.check_time(cancel)?;
+                Answer::Head(self.apply_head(&floats(&call.body)?, head, cancel)?)
+            }
+            Operation::Forward { ids, head } => {
+                let Some((residuals, begin)) = self.forward(call, ids, context, cancel)? else {
+                    self.counters.dropped.stale.add_one();
+                    return Ok(Done::Stale);
+                };
+                pos = Some(begin);
+                match head {
+                    None => Answer::Residuals(residuals),
+                    Some(head) => {
+                        let width = self.model.info().hidden_dim;
+                        let last = residuals.len().saturating_sub(width);
+                        Answer::Head(self.apply_head(&residuals[last..], head, cancel)?)
+                    }
+                }
+            }
+        };
+        self.write_reply(call, context, pos, started, &answer, out)?;
+        Ok(Done::Replied)
+    }
+
+    fn embed(&self, body: &[u8]) -> Result<Vec<f32>, RequestError> {
+        let ids = residual::decode_u32s(body).map_err(|error| RequestError::BodyLength { len: error.len })?;
+        self.model.embed(&ids).map_err(|error| self.model_error(error))
+    }
+
+    fn apply_head(&self, residuals: &[f32], head: Head, cancel: &CancelToken) -> Result<HeadOutput, RequestError> {
+        self.model.head(residuals, head, cancel).map_err(|error| self.model_error(error))
+    }
+
+    fn model_error(&self, error: crate::model::ModelError) -> RequestError {
+        RequestError::from_model(error, self.retry_after_ms())
+    }
+
+    /// Runs a FORWARD through the layers; returns the residuals and the position of the first, or `None` for a stale copy.
+    fn forward(
+        &self,
+        call: &Call<'_>,
+        ids: bool,
+        context: &Context,
+        cancel: &CancelToken,
+    ) -> Result<Option<(Vec<f32>, usize)>, RequestError> {
+        let input = || if ids { self.embed(&call.body) } else { Ok(floats(&call.body)?.into_owned()) };
+        let Some(name) = &call.session else {
+            if !ids {
+                check_finite(&call.body)?;
+            }
+            call.check_time(cancel)?;
+            let mut cache = self.model.new_cache();
+            let output =
+                self.model.forward(cache.as_mut(), input()?, cancel).map_err(|error| self.model_error(error))?;
+            return Ok(Some((self.checked(output)?, 0)));
+        };
+        let refused = |refused, got| self.refused(refused, got);
+        let guard = self
+            .sessions
+            .open(name, call.pos, Instant::now(), || self.model.new_cache())
+            .map_err(|error| refused(error, call.pos.unwrap_or(0)))?;
+        let mut state = guard.lock();
+        if let Some(address) = context.address
+            && state.is_stale(address, context.sequence)
+        {
+            return Ok(None);
+        }
+        let len = state.cache.len();
+        let begin = call.pos.unwrap_or(len);
+        if begin > len {
+            return Err(RequestError::Position { expected: len, got: begin });
+        }
+        self.check_context(begin, call.seq)?;
+        if !ids {
+            check_finite(&call.body)?;
+        }
+        let growth = (begin + call.seq).saturating_sub(len).saturating_mul(self.model.cache_bytes_per_position());
+        self.sessions.reserve(&guard, growth).map_err(|error| refused(error, begin))?;
+        let result = call.check_time(cancel).and_then(|()| {
+            let input = input()?;
+            state.cache.truncate(begin);
+            let output =
+                self.model.forward(state.cache.as_mut(), input, cancel).map_err(|error| self.model_error(error));
+            output.and_then(|output| self.checked(output)).inspect_err(|_| state.cache.truncate(begin))
+        });
+        if let (Ok(_), Some(address)) = (&result, context.address) {
+            state.changed_by(address, context.sequence);
+        }
+        self.sessions.settle(&guard, state.cache.bytes());
+        Ok(Some((result?, begin)))
+    }
+
+    /// A result with NaN or infinity is an error here and now, not at the next station.
+    fn checked(&self, output: Vec<f32>) -> Result<Vec<f32>, RequestError> {
+        match residual::check_finite_values(&output) {
+            Ok(()) => Ok(output),
+            Err(error) => {
+                tracing::error!(index = error.index, "layers gave NaN or infinity for finite input");
+                Err(RequestError::ResultNonFinite { index: error.index })
+            }
+        }
+    }
+
+    fn refused(&self, refused: Refused, got: usize) -> RequestError {
+        match refused {
+            Refused::Position { expected } => RequestError::Position { expected, got },
+            Refused::Budget { wanted, budget } => {
+                RequestError::NoCapacity { wanted, budget, retry_after_ms: self.retry_after_ms() }
+            }
+        }
+    }
+
+    fn write_reply(
+        &self,
+        call: &Call<'_>,
+        context: &Context,
+        pos: Option<usize>,
+        started: Instant,
+        answer: &Answer,
+        out: &mut Vec<u8>,
+    ) -> Result<(), RequestError> {
+        let info = self.model.info();
+        let mut body = Vec::new();
+        let kind = match answer {
+            Answer::Residuals(residuals) => {
+                // The common case goes straight into the frame, below.
+                if call.fp48 {
+                    residual::encode_f32s(residuals, &mut body);
+                }
+                Some("f32")
+            }
+            Answer::Head(output) => Some(encode_head(output, &mut body)),
+            Answer::Nothing => None,
+        };
+        let mut frame = FrameWriter::new(out, context.stream_id, context.sequence, context.success);
+        let mut meta = frame.meta();
+        meta.unsigned("status", 200);
+        if let Some(kind) = kind {
+            meta.string("body", kind);
+            if let Some(pos) = pos {
+                meta.unsigned("pos", pos as u64);
+            }
+            meta.unsigned("seq", call.seq as u64)
+                .unsigneds("layers", [u64::from(info.layers.start), u64::from(info.layers.end)])
+                .unsigned("dim", info.hidden_dim as u64);
+        }
+        if call.fp48 {
+            meta.string("fp48", &format!("{:012x}", fp48(&body)));
+        }
+        if call.timing {
+            let queue = micros(started.saturating_duration_since(context.arrived));
+            let compute = micros(started.elapsed());
+            meta.raw("timing", &format!("{{\"queue_us\":{queue},\"lift_us\":0,\"compute_us\":{compute}}}"));
+        }
+        match answer {
+            Answer::Residuals(residuals) if !call.fp48 => residual::encode_f32s(residuals, frame.body()),
+            _ => frame.body().extend_from_slice(&body),
+        }
+        finish(frame)
+    }
+}
+
+impl Call<'_> {
+    fn check_time(&self, cancel: &CancelToken) -> Result<(), RequestError> {
+        if cancel.is_cancelled() {
+            return Err(RequestError::Cancelled);
+        }
+        match self.deadline {
+            Some((deadline, deadline_ms)) if Instant::now() >= deadline => {
+                Err(RequestError::DeadlinePassed { deadline_ms })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn check_finite(body: &[u8]) -> Result<(), RequestError> {
+    residual::check_finite(body).map_err(|error| RequestError::NonFinite { index: error.index })
+}
+
+fn floats(body: &[u8]) -> Result<Cow<'_, [f32]>, RequestError> {
+    residual::decode_f32s(body).map_err(|error| RequestError::BodyLength { len: error.len })
+}
+
+fn encode_head(output: &HeadOutput, body: &mut Vec<u8>) -> &'static str {
+    match output {
+        HeadOutput::Tokens(tokens) => {
+            residual::encode_u32s(tokens, body);
+            "u32"
+        }
+        HeadOutput::TopK { k, ids, logits } => {
+            for (ids, logits) in ids.chunks(*k).zip(logits.chunks(*k)) {
+                residual::encode_u32s(ids, body);
+                residual::encode_f32s(logits, body);
+            }
+            "topk"
+        }
+        HeadOutput::Logits(logits) => {
+            residual::encode_f32s(logits, body);
+            "logits"
+        }
+    }
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}

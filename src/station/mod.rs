@@ -1,0 +1,300 @@
+//! The station: one handler for the requests of every carrier.
+//!
+//! [`Station::handle`] answers cheap routes and backends that work inline at once, by appending the reply to the caller's
+//! output; other model work goes to the worker queue and is answered through [`ReplyTo`]. The station knows no socket:
+//! carriers bring frames and take replies. Every fault of a request becomes one vent through [`error`].
+
+mod address;
+mod duplicates;
+pub mod error;
+mod hello;
+mod layers;
+pub mod limits;
+pub mod request;
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use aeon_proto::{meta::RequestMeta, payload::Payload, route::Route};
+
+use self::{
+    address::AddressTokens,
+    duplicates::{Duplicates, Key, Known},
+    error::RequestError,
+    limits::Limits,
+    request::{Outcome, Peer, ReplyTo, Request},
+};
+use crate::{
+    model::{LayerRange, session::SessionTable, worker::WorkerPool},
+    telemetry::Counters,
+};
+
+/// A reply may be this many times the size of a request from an address that is not proven, as QUIC does it.
+const AMPLIFICATION: usize = 3;
+
+/// One model range and everything that requests to it share.
+#[derive(Debug)]
+pub struct Station {
+    core: Arc<Core>,
+    /// `None` for backends that work inline.
+    workers: Option<WorkerPool>,
+}
+
+/// What request handling needs, on IO threads and workers alike.
+#[derive(Debug)]
+struct Core {
+    name: String,
+    model: Arc<dyn LayerRange>,
+    sessions: SessionTable,
+    limits: Limits,
+    counters: Arc<Counters>,
+    started: Instant,
+    draining: AtomicBool,
+    addresses: AddressTokens,
+    duplicates: Duplicates,
+}
+
+impl Station {
+    /// A station with its own worker threads (none if the backend works inline).
+    ///
+    /// # Errors
+    /// If the system gives no thread.
+    pub fn new(name: String, model: Arc<dyn LayerRange>, limits: Limits, workers: usize) -> std::io::Result<Self> {
+        let workers = match model.is_inline() {
+            true => None,
+            false => Some(WorkerPool::start(workers.max(1), limits.queue)?),
+        };
+        let started = Instant::now();
+        let core = Core {
+            name,
+            model,
+            sessions: SessionTable::new(limits.sessions),
+            limits,
+            counters: Arc::default(),
+            started,
+            draining: AtomicBool::new(false),
+            addresses: AddressTokens::new(started),
+            duplicates: Duplicates::default(),
+        };
+        Ok(Self { core: Arc::new(core), workers })
+    }
+
+    /// The counters that carriers add to.
+    #[must_use]
+    pub fn counters(&self) -> &Arc<Counters> {
+        &self.core.counters
+    }
+
+    /// The limits that it was made with.
+    #[must_use]
+    pub fn limits(&self) -> &Limits {
+        &self.core.limits
+    }
+
+    /// The model range that it serves.
+    #[must_use]
+    pub fn model(&self) -> &Arc<dyn LayerRange> {
+        &self.core.model
+    }
+
+    /// From now on new model work is refused with 503.
+    pub fn drain(&self) {
+        self.core.draining.store(true, Ordering::Relaxed);
+    }
+
+    /// What a client is told to wait when the station cannot take it now.
+    #[must_use]
+    pub fn retry_after_ms(&self) -> u64 {
+        self.core.retry_after_ms()
+    }
+
+    /// Drops sessions that were not used for long.
+    pub fn expire_sessions(&self, now: Instant) -> usize {
+        self.core.sessions.expire(now)
+    }
+
+    /// Handles one request. A reply is one whole frame at the end of `out`; `reply_to` is called only for queued work.
+    pub fn handle(
+        &self,
+        request: Request<'_>,
+        out: &mut Vec<u8>,
+        reply_to: impl FnOnce() -> Box<dyn ReplyTo>,
+    ) -> Outcome {
+        let core = &*self.core;
+        core.counters.requests.add_one();
+        let start = out.len();
+        let mut context = Context::new(core, &request);
+        let mut key = None;
+        let outcome = self.dispatch(&request, &mut context, &mut key, out, reply_to).unwrap_or_else(|error| {
+            out.truncate(start);
+            core.counters.errors.add_one();
+            context.write_vent(&error, out);
+            Outcome::Replied
+        });
+        if let Outcome::Queued(_) = outcome {
+            return outcome;
+        }
+        if let Some(key) = key {
+            let reply = out.get(start..).filter(|reply| context.is_success(reply));
+            core.duplicates.finish(key, reply);
+        }
+        match outcome {
+            Outcome::Replied if !context.fit_reply(core, start, out) => Outcome::Silent,
+            outcome => outcome,
+        }
+    }
+
+    fn dispatch(
+        &self,
+        request: &Request<'_>,
+        context: &mut Context,
+        key: &mut Option<Key>,
+        out: &mut Vec<u8>,
+        reply_to: impl FnOnce() -> Box<dyn ReplyTo>,
+    ) -> Result<Outcome, RequestError> {
+        let route = Route(request.frame.stream_id);
+        match route {
+            Route::HELLO | Route::HEALTH | Route::EMBED | Route::FORWARD | Route::LM_HEAD | Route::RESET => {}
+            _ if route.name().is_some() => return Err(RequestError::RouteNotEnabled(route)),
+            _ => return Err(RequestError::UnknownRoute(route)),
+        }
+        let payload = Payload::decode(request.frame.payload)?;
+        let meta = RequestMeta::parse(payload.meta)?;
+        context.prove(&self.core, meta.token.as_deref());
+        match route {
+            Route::HELLO => self.hello(&meta, context, out)?,
+            Route::HEALTH => self.health(context, out)?,
+            _ => {
+                let session = match (&meta.session, &request.peer.default_session) {
+                    (Some(name), _) => Some(Arc::from(&**name)),
+                    (None, default) => default.clone(),
+                };
+                // Only what changes a session can do harm when it is done twice.
+                if let Some(address) = request.peer.address
+                    && session.is_some()
+                    && matches!(route, Route::FORWARD | Route::RESET)
+                {
+                    let copy = Key::new(address, &request.frame);
+                    match self.core.duplicates.begin(copy) {
+                        Known::New => *key = Some(copy),
+                        Known::InFlight => {
+                            self.core.counters.dropped.duplicate.add_one();
+                            return Ok(Outcome::Silent);
+                        }
+                        Known::Done(reply) => {
+                            out.extend_from_slice(&reply);
+                            return Ok(Outcome::Replied);
+                        }
+                    }
+                }
+                let call = self.core.prepare(route, &meta, payload.body, session, request, context)?;
+                return self.start(call, *context, *key, out, reply_to);
+            }
+        }
+        Ok(Outcome::Replied)
+    }
+}
+
+/// What replies to one request have in common. Plain data, so that it can go to a worker.
+#[derive(Debug, Clone, Copy)]
+struct Context {
+    stream_id: u16,
+    sequence: u32,
+    success: aeon_proto::frame::Flags,
+    failure: aeon_proto::frame::Flags,
+    carrier: request::Carrier,
+    address: Option<SocketAddr>,
+    max_reply_len: usize,
+    /// The largest reply to an address that is not proven.
+    unproven_len: Option<usize>,
+    arrived: Instant,
+}
+
+impl Context {
+    fn new(core: &Core, request: &Request<'_>) -> Self {
+        let Peer { carrier, address, is_proven, max_reply_len, .. } = *request.peer;
+        let frame_len = request.frame.encoded_len();
+        Self {
+            stream_id: request.frame.stream_id,
+            sequence: request.frame.sequence,
+            success: request.peer.reply_flags(true),
+            failure: request.peer.reply_flags(false),
+            carrier,
+            address,
+            max_reply_len: max_reply_len.min(core.limits.max_frame_len),
+            unproven_len: (!is_proven).then_some(frame_len.saturating_mul(AMPLIFICATION)),
+            arrived: request.arrived,
+        }
+    }
+
+    /// Lifts the limit on the size of replies if the token was issued to this address.
+    fn prove(&mut self, core: &Core, token: Option<&str>) {
+        if let (Some(_), Some(address), Some(token)) = (self.unproven_len, self.address, token)
+            && core.addresses.verify(address, token, self.arrived)
+        {
+            self.unproven_len = None;
+        }
+    }
+
+    /// Refuses a reply that the carrier cannot take.
+    fn check_fits(&self, len: usize) -> Result<(), RequestError> {
+        if len <= self.max_reply_len {
+            return Ok(());
+        }
+        let datagram = self.carrier == request::Carrier::Udp;
+        Err(RequestError::ReplyTooLarge { len, max: self.max_reply_len, datagram })
+    }
+
+    /// Refuses a reply that is too large for an address that is not proven.
+    fn check_amplification(&self, core: &Core, len: usize) -> Result<(), RequestError> {
+        match self.address {
+            Some(address) if self.unproven_len.is_some_and(|max| len > max) => {
+                Err(RequestError::AddressNotProven { token: core.addresses.issue(address, self.arrived) })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn write_vent(&self, error: &RequestError, out: &mut Vec<u8>) {
+        tracing::debug!(route = %Route(self.stream_id), sequence = self.sequence, status = error.status().0, %error, "vent");
+        error.write_vent(self.stream_id, self.sequence, self.failure, out);
+    }
+
+    /// The last look at a finished reply: what an unproven address must not get becomes a vent with a token, or nothing
+    /// if even that is too large. Returns whether there is a reply.
+    fn fit_reply(&self, core: &Core, start: usize, out: &mut Vec<u8>) -> bool {
+        let len = out.len().saturating_sub(start);
+        if let Err(error) = self.check_fits(len).and_then(|()| self.check_amplification(core, len)) {
+            out.truncate(start);
+            self.write_vent(&error, out);
+            if self.unproven_len.is_some_and(|max| out.len().saturating_sub(start) > max) {
+                out.truncate(start);
+                core.counters.dropped.amplification.add_one();
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Whether an encoded reply is one that says 2xx.
+    fn is_success(&self, reply: &[u8]) -> bool {
+        const STATUS: &[u8] = b"{\"status\":2";
+        reply.get(12..).is_some_and(|meta| meta.starts_with(STATUS))
+    }
+}
+
+impl Core {
+    fn retry_after_ms(&self) -> u64 {
+        millis(self.limits.retry_after)
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,75 @@
+//! What a carrier tells the station about a request, and how it gets the answer.
+
+use std::{net::SocketAddr, sync::Arc, time::Instant};
+
+use aeon_proto::frame::{Flags, Frame};
+
+use crate::model::CancelToken;
+
+/// The kind of socket that a request came on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Carrier {
+    /// A Unix stream socket.
+    Unix,
+    /// TCP.
+    Tcp,
+    /// UDP: requests may be lost, doubled and reordered, and their sender may be forged.
+    Udp,
+}
+
+/// Who asks. A stream connection has one for its lifetime, UDP one for each datagram.
+#[derive(Debug, Clone)]
+pub struct Peer {
+    /// The kind of socket.
+    pub carrier: Carrier,
+    /// The sender's address, on UDP.
+    pub address: Option<SocketAddr>,
+    /// Whether replies to this address may be larger than three times their request: always on streams and loopback.
+    pub is_proven: bool,
+    /// The largest reply that the carrier can take, in bytes of the frame.
+    pub max_reply_len: usize,
+    /// The session of requests that name none (`--connection-session`).
+    pub default_session: Option<Arc<str>>,
+    /// Whether replies carry FIN alone, for clients that read 0x20 as POISON (`--stock-clients`).
+    pub stock_replies: bool,
+}
+
+impl Peer {
+    /// The flags of a reply to this peer.
+    #[must_use]
+    pub const fn reply_flags(&self, success: bool) -> Flags {
+        match (self.stock_replies, success) {
+            (true, _) => Flags::FIN,
+            (false, true) => Flags::SUCCESS,
+            (false, false) => Flags::FAILURE,
+        }
+    }
+}
+
+/// A request frame and where it came from.
+#[derive(Debug, Clone, Copy)]
+pub struct Request<'a> {
+    /// Who asks.
+    pub peer: &'a Peer,
+    /// The frame; its flags are those of a request and its payload is not empty.
+    pub frame: Frame<'a>,
+    /// When it came.
+    pub arrived: Instant,
+}
+
+/// Takes the answer of queued work, from a worker thread. It is dropped unused if the queue does not take the work.
+pub trait ReplyTo: Send {
+    /// Called once, with the encoded frame, or with `None` if the request must not be answered.
+    fn finish(self: Box<Self>, reply: Option<Vec<u8>>);
+}
+
+/// What became of a request.
+#[derive(Debug)]
+pub enum Outcome {
+    /// The reply was appended to the output.
+    Replied,
+    /// It waits for the model; the answer goes to the [`ReplyTo`]. The token withdraws it.
+    Queued(CancelToken),
+    /// It must not be answered.
+    Silent,
+}
