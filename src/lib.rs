@@ -5,5 +5,6 @@
 
 pub mod codec;
 pub mod model;
+pub mod net;
 pub mod station;
 pub mod telemetry;

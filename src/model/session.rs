@@ -24,6 +24,12 @@ const REMEMBERED: usize = 4096;
 /// UDP senders that a session remembers.
 const SENDERS: usize = 8;
 
+/// A session name that nobody else has: 128 random bits.
+#[must_use]
+pub fn random_name() -> String {
+    format!("{:032x}", rand::random::<u128>())
+}
+
 /// How much a table may hold.
 #[derive(Debug, Clone, Copy)]
 pub struct SessionLimits {

@@ -1,0 +1,100 @@
+//! What Unix and TCP listeners have in common: who gets a connection, and what those get who do not.
+
+use std::{io, sync::Arc, time::Duration};
+
+use tokio::sync::Semaphore;
+
+use super::{
+    connection::{ConnectionOptions, StreamSocket, refuse, serve},
+    shutdown::Shutdown,
+};
+use crate::{
+    model::session::random_name,
+    station::{
+        Station,
+        error::RequestError,
+        request::{Carrier, Peer},
+    },
+};
+
+/// Takes accepted sockets into service. Copies share one bound on connections.
+#[derive(Debug, Clone)]
+pub struct Acceptor {
+    station: Arc<Station>,
+    options: ConnectionOptions,
+    /// Whether requests without a session share one per connection.
+    connection_session: bool,
+    permits: Arc<Semaphore>,
+    max_connections: usize,
+    shutdown: Shutdown,
+}
+
+impl Acceptor {
+    /// An acceptor of at most `max_connections` at once.
+    #[must_use]
+    pub fn new(
+        station: Arc<Station>,
+        options: ConnectionOptions,
+        connection_session: bool,
+        max_connections: usize,
+        shutdown: Shutdown,
+    ) -> Self {
+        let permits = Arc::new(Semaphore::new(max_connections));
+        Self { station, options, connection_session, permits, max_connections, shutdown }
+    }
+
+    /// The same acceptor with other options for its connections.
+    #[must_use]
+    pub fn with_options(&self, options: ConnectionOptions) -> Self {
+        Self { options, ..self.clone() }
+    }
+
+    /// Waits for the end of accepting. Cancel safe.
+    pub(super) async fn draining(&self) {
+        self.shutdown.draining().await;
+    }
+
+    /// Serves a socket, or refuses it with a vent if its peer is not allowed or there is no room.
+    pub(super) fn admit(&self, socket: impl StreamSocket, carrier: Carrier, is_allowed: bool) {
+        let counters = self.station.counters();
+        counters.connections.add_one();
+        let peer = Peer {
+            carrier,
+            address: None,
+            is_proven: true,
+            max_reply_len: self.station.limits().max_frame_len,
+            default_session: self.connection_session.then(|| random_name().into()),
+            stock_replies: self.options.stock_clients,
+        };
+        let permit = match Arc::clone(&self.permits).try_acquire_owned() {
+            _ if !is_allowed => Err(RequestError::PeerNotAllowed),
+            Ok(permit) => Ok(permit),
+            Err(_) => {
+                let retry_after_ms = self.station.retry_after_ms();
+                Err(RequestError::TooManyConnections { max: self.max_connections, retry_after_ms })
+            }
+        };
+        match permit {
+            Ok(permit) => {
+                let serving =
+                    serve(socket, peer, Arc::clone(&self.station), self.options.clone(), self.shutdown.clone());
+                self.shutdown.spawn(async move {
+                    serving.await;
+                    drop(permit);
+                });
+            }
+            Err(error) => {
+                counters.connections_refused.add_one();
+                let (framing, flags) = (self.options.framing, peer.reply_flags(false));
+                self.shutdown.spawn(async move { refuse(socket, framing, flags, &error).await });
+            }
+        }
+    }
+
+    /// Accepting fails for reasons that pass (a connection that is gone already, no descriptors left): say so and go on.
+    pub(super) async fn after_error(&self, error: &io::Error) {
+        tracing::warn!(%error, "cannot accept a connection");
+        // Without descriptors the next try fails at once too: give others time to close theirs.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}

@@ -1,0 +1,51 @@
+//! The TCP carrier, prefixed or bare.
+
+use std::{io, net::SocketAddr};
+
+use tokio::net::TcpListener;
+
+use super::{listener::Acceptor, peer::AllowList};
+use crate::station::request::Carrier;
+
+/// A bound TCP listener.
+#[derive(Debug)]
+pub struct TcpCarrier {
+    listener: TcpListener,
+    allow: AllowList,
+}
+
+impl TcpCarrier {
+    /// Binds `address`.
+    ///
+    /// # Errors
+    /// What the system said.
+    pub async fn bind(address: SocketAddr, allow: AllowList) -> io::Result<Self> {
+        Ok(Self { listener: TcpListener::bind(address).await?, allow })
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// What the system said.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Accepts until draining begins.
+    pub async fn run(self, acceptor: Acceptor) {
+        loop {
+            let accepted = tokio::select! {
+                accepted = self.listener.accept() => accepted,
+                () = acceptor.draining() => return,
+            };
+            match accepted {
+                Ok((socket, address)) => {
+                    // A small request must not wait for the acknowledgement of the one before it.
+                    let _ = socket.set_nodelay(true);
+                    acceptor.admit(socket, Carrier::Tcp, self.allow.allows(address.ip()));
+                }
+                Err(error) => acceptor.after_error(&error).await,
+            }
+        }
+    }
+}
