@@ -1,0 +1,546 @@
+//! One station: requests out, replies matched by opcode and sequence.
+//!
+//! Requests may be pipelined from any number of tasks. A request whose future is dropped is withdrawn at the station. Over
+//! UDP a request is repeated, byte for byte, until its answer comes: stations recognise copies.
+
+use std::{
+    collections::HashMap,
+    io,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use aeon_proto::{
+    frame::{Flags, Frame, MAX_FRAME_LEN},
+    json::{Object, Value},
+    payload::{FrameWriter, MetaWriter, Payload},
+    route::Route,
+    status::Status,
+};
+use bytes::Bytes;
+use futures_util::StreamExt;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt},
+    net::{TcpStream, UdpSocket, UnixStream},
+    sync::{mpsc, oneshot},
+};
+use tokio_util::codec::FramedRead;
+
+use super::{
+    address::StationAddress,
+    error::{ClientError, reason_of},
+    hello::Hello,
+};
+use crate::{
+    codec::{FrameCodec, Framing, OwnedFrame},
+    station::limits::MAX_DATAGRAM_LEN,
+};
+
+/// Bytes that a HELLO over UDP is padded to, so that its answer is within three times its size.
+const HELLO_PADDING: usize = 700;
+/// Refusals of a UDP port before it counts as unreachable.
+const MAX_REFUSALS: u32 = 3;
+/// Repetitions of a request that a station was too busy for.
+const MAX_BUSY_RETRIES: u32 = 8;
+
+/// How a client behaves.
+#[derive(Debug, Clone)]
+pub struct ClientOptions {
+    /// Prefixed or bare frames, on TCP.
+    pub framing: Framing,
+    /// Time for a connection to come about.
+    pub connect_timeout: Duration,
+    /// Time for an answer.
+    pub request_timeout: Duration,
+    /// Time until a UDP request is repeated for the first time; doubled for each further time, up to 16 times.
+    pub first_retry: Duration,
+}
+
+impl Default for ClientOptions {
+    fn default() -> Self {
+        Self {
+            framing: Framing::Prefixed,
+            connect_timeout: Duration::from_secs(5),
+            request_timeout: Duration::from_secs(120),
+            first_retry: Duration::from_millis(250),
+        }
+    }
+}
+
+/// A success.
+#[derive(Debug, Clone)]
+pub struct Reply {
+    /// Its status, 2xx.
+    pub status: Status,
+    /// The meta text.
+    pub meta: String,
+    /// The body.
+    pub body: Bytes,
+}
+
+impl Reply {
+    /// A whole number of the meta.
+    #[must_use]
+    pub fn number(&self, key: &str) -> Option<u64> {
+        match Object::parse(&self.meta).ok()?.get(key)? {
+            Value::Unsigned(value) => Some(*value),
+            _ => None,
+        }
+    }
+
+    /// A string of the meta.
+    #[must_use]
+    pub fn string(&self, key: &str) -> Option<String> {
+        match Object::parse(&self.meta).ok()?.get(key)? {
+            Value::String(value) => Some(value.clone().into_owned()),
+            _ => None,
+        }
+    }
+}
+
+type Key = (u16, u32);
+
+/// What happens to a waiting request.
+#[derive(Debug)]
+enum Event {
+    Answer(OwnedFrame),
+    /// The port is closed (UDP): the request may be repeated.
+    Refused(io::Error),
+    Ended(String),
+}
+
+#[derive(Debug)]
+enum Waiting {
+    Open(HashMap<Key, mpsc::UnboundedSender<Event>>),
+    Ended(String),
+}
+
+#[derive(Debug)]
+struct Shared {
+    address: StationAddress,
+    options: ClientOptions,
+    waiting: Mutex<Waiting>,
+    outgoing: mpsc::UnboundedSender<Bytes>,
+    next_sequence: AtomicU32,
+    token: Mutex<Option<String>>,
+    is_udp: bool,
+    max_request_len: usize,
+}
+
+impl Shared {
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn deliver(&self, frame: OwnedFrame) {
+        // Failures of stock-client mode carry FIN alone; everything a station sends to a request is an answer.
+        if let Waiting::Open(requests) = &*self.waiting()
+            && let Some(request) = requests.get(&(frame.stream_id, frame.sequence))
+        {
+            let _ = request.send(Event::Answer(frame));
+        }
+    }
+
+    fn end(&self, reason: &str) {
+        let waiting = std::mem::replace(&mut *self.waiting(), Waiting::Ended(reason.to_owned()));
+        if let Waiting::Open(requests) = waiting {
+            for request in requests.into_values() {
+                let _ = request.send(Event::Ended(reason.to_owned()));
+            }
+        }
+    }
+}
+
+/// A connection to one station. Cheap to clone; it closes when the last clone is gone.
+#[derive(Debug, Clone)]
+pub struct Client {
+    shared: Arc<Shared>,
+    /// Its end stops the tasks.
+    _open: Arc<oneshot::Sender<()>>,
+}
+
+/// Takes a request off the list when its future ends or is dropped, and withdraws it at the station in the latter case.
+struct Registration<'a> {
+    shared: &'a Shared,
+    key: Key,
+    answered: bool,
+}
+
+impl Drop for Registration<'_> {
+    fn drop(&mut self) {
+        if let Waiting::Open(requests) = &mut *self.shared.waiting() {
+            requests.remove(&self.key);
+        }
+        if !self.answered {
+            let frame = Frame { stream_id: self.key.0, sequence: self.key.1, flags: Flags::VENT, payload: &[] };
+            let mut bytes = Vec::new();
+            if frame.encode(&mut bytes).is_ok() {
+                let _ = self.shared.outgoing.send(bytes.into());
+            }
+        }
+    }
+}
+
+impl Client {
+    /// Connects to a station.
+    ///
+    /// # Errors
+    /// [`ClientError::Connect`] or [`ClientError::Busy`]. A UDP address connects always; whether a station is there shows
+    /// at the first request.
+    pub async fn connect(address: &StationAddress, options: ClientOptions) -> Result<Self, ClientError> {
+        let failed = |source| ClientError::Connect { station: address.clone(), source };
+        let timeout = options.connect_timeout;
+        let connected = match address {
+            StationAddress::Unix(path) => {
+                let stream = connect_unix(address, path, timeout).await?;
+                Self::stream(address, options, Framing::Prefixed, stream)
+            }
+            StationAddress::Tcp(host) => {
+                let stream = tokio::time::timeout(timeout, TcpStream::connect(host))
+                    .await
+                    .map_err(|_| failed(io::ErrorKind::TimedOut.into()))?
+                    .map_err(failed)?;
+                let _ = stream.set_nodelay(true);
+                let framing = options.framing;
+                Self::stream(address, options, framing, stream)
+            }
+            StationAddress::Udp(host) => {
+                let mut addresses = tokio::net::lookup_host(host).await.map_err(failed)?;
+                let target = addresses.next().ok_or_else(|| failed(io::ErrorKind::AddrNotAvailable.into()))?;
+                let local = if target.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" };
+                let socket = UdpSocket::bind(local).await.map_err(failed)?;
+                crate::net::udp::allow_fragments(&socket, target.is_ipv6()).map_err(failed)?;
+                let _ = socket2::SockRef::from(&socket).set_recv_buffer_size(4 << 20);
+                socket.connect(target).await.map_err(failed)?;
+                Self::datagrams(address, options, socket)
+            }
+        };
+        Ok(connected)
+    }
+
+    fn shared(
+        address: &StationAddress,
+        options: ClientOptions,
+        max_request_len: usize,
+    ) -> (Arc<Shared>, mpsc::UnboundedReceiver<Bytes>) {
+        let (outgoing, queue) = mpsc::unbounded_channel();
+        // A client that is started again on the same port must not seem to repeat old requests: sequences begin with the
+        // time in milliseconds, so that they go on from where any earlier client was.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let shared = Shared {
+            address: address.clone(),
+            options,
+            waiting: Mutex::new(Waiting::Open(HashMap::new())),
+            outgoing,
+            next_sequence: AtomicU32::new(now.as_millis() as u32),
+            token: Mutex::default(),
+            is_udp: matches!(address, StationAddress::Udp(_)),
+            max_request_len,
+        };
+        (Arc::new(shared), queue)
+    }
+
+    fn stream(
+        address: &StationAddress,
+        options: ClientOptions,
+        framing: Framing,
+        stream: impl AsyncRead + AsyncWrite + Send + 'static,
+    ) -> Self {
+        let (shared, mut queue) = Self::shared(address, options, MAX_FRAME_LEN);
+        let (read, mut write) = tokio::io::split(stream);
+        let (open, mut closed) = oneshot::channel();
+        let reading = Arc::clone(&shared);
+        tokio::spawn(async move {
+            let mut frames = FramedRead::new(read, FrameCodec::new(framing, MAX_FRAME_LEN));
+            let reason = loop {
+                let frame = tokio::select! {
+                    frame = frames.next() => frame,
+                    _ = &mut closed => break "closed by this client".to_owned(),
+                };
+                match frame {
+                    Some(Ok(frame)) => reading.deliver(frame),
+                    Some(Err(error)) => break reason_of(&error),
+                    None => break "end of stream".to_owned(),
+                }
+            };
+            reading.end(&reason);
+        });
+        // The writer holds no reference to the rest, so that it ends when the last request can no longer come.
+        let writing = Arc::downgrade(&shared);
+        tokio::spawn(async move {
+            while let Some(frame) = queue.recv().await {
+                let mut batch = Vec::new();
+                let mut add = |frame: &Bytes| {
+                    if framing == Framing::Prefixed {
+                        batch.extend_from_slice(&(frame.len() as u32).to_be_bytes());
+                    }
+                    batch.extend_from_slice(frame);
+                };
+                add(&frame);
+                while let Ok(frame) = queue.try_recv() {
+                    add(&frame);
+                }
+                if let Err(error) = write.write_all(&batch).await {
+                    // The reader sees the end too and usually knows more (a last vent).
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    if let Some(shared) = writing.upgrade() {
+                        shared.end(&error.to_string());
+                    }
+                    return;
+                }
+            }
+        });
+        Self { shared, _open: Arc::new(open) }
+    }
+
+    fn datagrams(address: &StationAddress, options: ClientOptions, socket: UdpSocket) -> Self {
+        let (shared, mut queue) = Self::shared(address, options, MAX_DATAGRAM_LEN);
+        let (open, mut closed) = oneshot::channel();
+        let task = Arc::clone(&shared);
+        tokio::spawn(async move {
+            let mut buffer = vec![0; MAX_DATAGRAM_LEN + 1];
+            loop {
+                tokio::select! {
+                    biased;
+                    received = socket.recv(&mut buffer) => match received {
+                        Ok(len) => {
+                            if let Ok(frame) = Frame::decode_exact(&buffer[..len]) {
+                                let Frame { stream_id, sequence, flags, payload } = frame;
+                                let payload = Bytes::copy_from_slice(payload);
+                                task.deliver(OwnedFrame { stream_id, sequence, flags, payload });
+                            }
+                        }
+                        Err(error) => task.refused(&error),
+                    },
+                    Some(frame) = queue.recv() => {
+                        // A send fails for reasons that pass; the request is repeated.
+                        if let Err(error) = socket.send(&frame).await {
+                            task.refused(&error);
+                        }
+                    }
+                    _ = &mut closed => return,
+                }
+            }
+        });
+        Self { shared, _open: Arc::new(open) }
+    }
+
+    /// The station's address.
+    #[must_use]
+    pub fn address(&self) -> &StationAddress {
+        &self.shared.address
+    }
+
+    /// Whether requests travel as datagrams.
+    #[must_use]
+    pub fn is_udp(&self) -> bool {
+        self.shared.is_udp
+    }
+
+    /// Asks what the station is.
+    ///
+    /// # Errors
+    /// As [`Client::request`]; [`ClientError::BadReply`] if the answer lacks something.
+    pub async fn hello(&self) -> Result<Hello, ClientError> {
+        let reply = self.hello_reply().await?;
+        serde_json::from_str(&reply.meta).map_err(|error| self.bad_reply(Route::HELLO, error.to_string()))
+    }
+
+    /// Asks what the station is, for the answer as it came.
+    ///
+    /// # Errors
+    /// As [`Client::request`].
+    pub async fn hello_reply(&self) -> Result<Reply, ClientError> {
+        let padding = if self.shared.is_udp { "0".repeat(HELLO_PADDING) } else { String::new() };
+        let meta = |meta: &mut MetaWriter<'_, '_>| {
+            meta.string("content_type", "application/x-aeon-flow; v=1");
+            if !padding.is_empty() {
+                meta.string("pad", &padding);
+            }
+        };
+        self.request(Route::HELLO, meta, &[]).await
+    }
+
+    /// Sends a request and waits for its answer; a vent is an error. What a busy station refuses is repeated a few times.
+    ///
+    /// Cancel safe: when the future is dropped, the station is told to stop.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn request(
+        &self,
+        route: Route,
+        meta: impl Fn(&mut MetaWriter<'_, '_>),
+        body: &[u8],
+    ) -> Result<Reply, ClientError> {
+        let deadline = Instant::now() + self.shared.options.request_timeout;
+        let mut busy = 0;
+        loop {
+            let error = match self.exchange(route, &meta, body, deadline).await {
+                Err(error) => error,
+                reply => return reply,
+            };
+            match error.status() {
+                Some(Status::FORBIDDEN) => {
+                    let token = error.vent_string("token").filter(|_| self.shared.is_udp);
+                    let mut known = self.shared.token.lock().unwrap_or_else(PoisonError::into_inner);
+                    if token.is_none() || *known == token {
+                        return Err(error);
+                    }
+                    *known = token;
+                }
+                Some(Status::UNAVAILABLE) if busy < MAX_BUSY_RETRIES => {
+                    busy += 1;
+                    let wait = Duration::from_millis(error.vent_number("retry_after_ms").unwrap_or(100).min(5000));
+                    if Instant::now() + wait >= deadline {
+                        return Err(error);
+                    }
+                    tokio::time::sleep(wait).await;
+                }
+                _ => return Err(error),
+            }
+        }
+    }
+
+    async fn exchange(
+        &self,
+        route: Route,
+        meta: &impl Fn(&mut MetaWriter<'_, '_>),
+        body: &[u8],
+        deadline: Instant,
+    ) -> Result<Reply, ClientError> {
+        let shared = &*self.shared;
+        let sequence = shared.next_sequence.fetch_add(1, Ordering::Relaxed);
+        let request = self.encode(route, sequence, meta, body)?;
+        let (events, mut answer) = mpsc::unbounded_channel();
+        let key = (route.0, sequence);
+        let closed = |reason: String| ClientError::Closed { station: shared.address.clone(), route, reason };
+        match &mut *shared.waiting() {
+            Waiting::Ended(reason) => return Err(closed(reason.clone())),
+            Waiting::Open(requests) => requests.insert(key, events),
+        };
+        let mut registration = Registration { shared, key, answered: false };
+        let started = Instant::now();
+        let mut retry = shared.options.first_retry;
+        let mut refusals = 0;
+        let _ = shared.outgoing.send(request.clone());
+        loop {
+            let wait_until = if shared.is_udp { deadline.min(Instant::now() + retry) } else { deadline };
+            match tokio::time::timeout_at(wait_until.into(), answer.recv()).await {
+                Ok(Some(Event::Answer(frame))) => {
+                    registration.answered = true;
+                    return self.decode(route, frame);
+                }
+                Ok(Some(Event::Refused(error))) => {
+                    refusals += 1;
+                    if refusals >= MAX_REFUSALS {
+                        registration.answered = true;
+                        return Err(ClientError::Connect { station: shared.address.clone(), source: error });
+                    }
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    let _ = shared.outgoing.send(request.clone());
+                }
+                Ok(Some(Event::Ended(reason))) => {
+                    registration.answered = true;
+                    return Err(closed(reason));
+                }
+                Ok(None) => return Err(closed("connection dropped".to_owned())),
+                Err(_) if Instant::now() >= deadline => {
+                    let waited = started.elapsed();
+                    return Err(ClientError::Timeout { station: shared.address.clone(), route, waited });
+                }
+                Err(_) => {
+                    retry = (retry * 2).min(shared.options.first_retry * 16);
+                    let _ = shared.outgoing.send(request.clone());
+                }
+            }
+        }
+    }
+
+    fn encode(
+        &self,
+        route: Route,
+        sequence: u32,
+        meta: &impl Fn(&mut MetaWriter<'_, '_>),
+        body: &[u8],
+    ) -> Result<Bytes, ClientError> {
+        let mut bytes = Vec::with_capacity(body.len() + 256);
+        let mut frame = FrameWriter::new(&mut bytes, route.0, sequence, Flags::NONE);
+        meta(&mut frame.meta());
+        if let Some(token) = &*self.shared.token.lock().unwrap_or_else(PoisonError::into_inner) {
+            frame.meta().string("token", token);
+        }
+        frame.body().extend_from_slice(body);
+        frame.finish()?;
+        let (len, max) = (bytes.len(), self.shared.max_request_len);
+        if len > max {
+            return Err(ClientError::RequestTooLarge { station: self.shared.address.clone(), route, len, max });
+        }
+        Ok(bytes.into())
+    }
+
+    fn decode(&self, route: Route, frame: OwnedFrame) -> Result<Reply, ClientError> {
+        let bad = |problem: String| self.bad_reply(route, problem);
+        let Payload { meta, body } = Payload::decode(&frame.payload).map_err(|error| bad(error.to_string()))?;
+        let object = Object::parse(meta).map_err(|error| bad(error.to_string()))?;
+        // The original station's replies may have no status; their flags say what they are.
+        let status = match object.get("status") {
+            Some(Value::Unsigned(status)) => Status(u16::try_from(*status).unwrap_or(u16::MAX)),
+            None if frame.flags.contains(Flags::VENT) => Status::INTERNAL,
+            None => Status::OK,
+            Some(_) => return Err(bad("status is no number".to_owned())),
+        };
+        if !status.is_success() || frame.flags.contains(Flags::VENT) {
+            let text = match object.get("error") {
+                Some(Value::String(text)) => text.clone().into_owned(),
+                _ => status.description().to_owned(),
+            };
+            let station = self.shared.address.clone();
+            return Err(ClientError::Vent { station, route, status, text, meta: meta.to_owned() });
+        }
+        Ok(Reply { status, meta: meta.to_owned(), body: frame.payload.slice_ref(body) })
+    }
+
+    pub(super) fn bad_reply(&self, route: Route, problem: String) -> ClientError {
+        ClientError::BadReply { station: self.shared.address.clone(), route, problem }
+    }
+}
+
+impl Shared {
+    /// Tells every waiting request that the peer's port refused a datagram, or that one could not be sent.
+    fn refused(&self, error: &io::Error) {
+        if let Waiting::Open(requests) = &*self.waiting() {
+            for request in requests.values() {
+                let copy = error.raw_os_error().map_or_else(|| error.kind().into(), io::Error::from_raw_os_error);
+                let _ = request.send(Event::Refused(copy));
+            }
+        }
+    }
+}
+
+/// Connects to a Unix socket; a full backlog is waited for, since the system reports it at once.
+async fn connect_unix(
+    address: &StationAddress,
+    path: &std::path::Path,
+    timeout: Duration,
+) -> Result<UnixStream, ClientError> {
+    let started = Instant::now();
+    let mut wait = Duration::from_millis(2);
+    loop {
+        match UnixStream::connect(path).await {
+            Ok(stream) => return Ok(stream),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let waited = started.elapsed();
+                if waited >= timeout {
+                    return Err(ClientError::Busy { station: address.clone(), waited });
+                }
+                tokio::time::sleep(wait).await;
+                wait = (wait * 2).min(Duration::from_millis(100));
+            }
+            Err(source) => return Err(ClientError::Connect { station: address.clone(), source }),
+        }
+    }
+}

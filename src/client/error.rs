@@ -1,0 +1,139 @@
+//! What can go wrong between a client and a station.
+
+use std::{io, time::Duration};
+
+use aeon_proto::{frame::EncodeError, json, route::Route, status::Status};
+
+use super::address::StationAddress;
+use crate::codec::StreamError;
+
+/// Why a request to a station has no answer, or not the one that was wanted.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// No connection.
+    #[error("cannot reach station {station}; check that it runs there and that you may connect")]
+    Connect {
+        /// Which station.
+        station: StationAddress,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The station does not take connections fast enough.
+    #[error("station {station} is busy: it took no connection within {waited:?}")]
+    Busy {
+        /// Which station.
+        station: StationAddress,
+        /// How long was tried.
+        waited: Duration,
+    },
+    /// The connection ended under a request.
+    #[error("station {station} closed the connection while {route} was waiting for its answer: {reason}")]
+    Closed {
+        /// Which station.
+        station: StationAddress,
+        /// What was asked.
+        route: Route,
+        /// Why, as far as it is known.
+        reason: String,
+    },
+    /// No answer in time.
+    #[error("station {station} did not answer {route} within {waited:?}")]
+    Timeout {
+        /// Which station.
+        station: StationAddress,
+        /// What was asked.
+        route: Route,
+        /// How long was waited.
+        waited: Duration,
+    },
+    /// The station refused.
+    #[error("station {station} refused {route} with {status}: {text}")]
+    Vent {
+        /// Which station.
+        station: StationAddress,
+        /// What was asked.
+        route: Route,
+        /// Its status.
+        status: Status,
+        /// Its words.
+        text: String,
+        /// The whole meta of the vent.
+        meta: String,
+    },
+    /// An answer that is not of the protocol.
+    #[error("station {station} answered {route} with something else: {problem}")]
+    BadReply {
+        /// Which station.
+        station: StationAddress,
+        /// What was asked.
+        route: Route,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A request that does not fit a frame or datagram.
+    #[error("request {route} of {len} bytes does not fit what station {station} takes ({max})")]
+    RequestTooLarge {
+        /// Which station.
+        station: StationAddress,
+        /// What was asked.
+        route: Route,
+        /// Bytes of the request.
+        len: usize,
+        /// Bytes that fit.
+        max: usize,
+    },
+    /// A request that cannot be encoded.
+    #[error("request cannot be encoded")]
+    Encode(#[from] EncodeError),
+    /// The stations named are not one model.
+    #[error("the stations named do not make one model: {problem}")]
+    Mesh {
+        /// What is wrong and what to do.
+        problem: String,
+    },
+}
+
+impl ClientError {
+    /// Whether a station could not be reached at all.
+    #[must_use]
+    pub const fn is_unreachable(&self) -> bool {
+        matches!(self, Self::Connect { .. } | Self::Busy { .. } | Self::Closed { .. } | Self::Timeout { .. })
+    }
+
+    /// The status of a vent.
+    #[must_use]
+    pub const fn status(&self) -> Option<Status> {
+        match self {
+            Self::Vent { status, .. } => Some(*status),
+            _ => None,
+        }
+    }
+
+    /// A whole number in the meta of a vent.
+    #[must_use]
+    pub fn vent_number(&self, key: &str) -> Option<u64> {
+        let Self::Vent { meta, .. } = self else { return None };
+        match json::Object::parse(meta).ok()?.get(key)? {
+            json::Value::Unsigned(value) => Some(*value),
+            _ => None,
+        }
+    }
+
+    /// A string in the meta of a vent.
+    #[must_use]
+    pub fn vent_string(&self, key: &str) -> Option<String> {
+        let Self::Vent { meta, .. } = self else { return None };
+        match json::Object::parse(meta).ok()?.get(key)? {
+            json::Value::String(value) => Some(value.clone().into_owned()),
+            _ => None,
+        }
+    }
+}
+
+/// Why a connection ended, in words for all requests that were waiting on it.
+pub(super) fn reason_of(error: &StreamError) -> String {
+    match error {
+        StreamError::Io(source) => source.to_string(),
+        other => other.to_string(),
+    }
+}

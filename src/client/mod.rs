@@ -1,0 +1,14 @@
+//! The client: one station over any carrier, and a mesh of stations as one model.
+
+pub mod address;
+pub mod connection;
+pub mod error;
+pub mod hello;
+pub mod pipeline;
+pub mod sampler;
+
+pub use address::StationAddress;
+pub use connection::{Client, ClientOptions, Reply};
+pub use error::ClientError;
+pub use hello::Hello;
+pub use pipeline::{Pipeline, Want};
