@@ -4,6 +4,7 @@
 //! backend knows no frame, route or peer; the station calls it from its own worker threads.
 
 pub mod head;
+pub mod matrix;
 
 use std::{
     any::Any,
