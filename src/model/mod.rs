@@ -3,8 +3,15 @@
 //! The trait [`LayerRange`] speaks plain data and is synchronous, so no tensor type and no `await` escapes a backend. A
 //! backend knows no frame, route or peer; the station calls it from its own worker threads.
 
+mod attention;
+pub mod config;
+pub mod error;
 pub mod head;
+pub mod load;
 pub mod matrix;
+mod safetensors;
+pub mod transformer;
+mod weights;
 
 use std::{
     any::Any,
