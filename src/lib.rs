@@ -4,3 +4,4 @@
 //! and the client.
 
 pub mod model;
+pub mod text;
