@@ -3,5 +3,6 @@
 //! The wire formats are in the crate `aeon_proto`; this crate adds the carriers, the request handler, the model backends
 //! and the client.
 
+pub mod gguf;
 pub mod model;
 pub mod text;

@@ -13,9 +13,11 @@ use serde::Deserialize;
 use super::{
     config::{ModelConfig, TokenIds},
     error::LoadError,
+    gguf::GgufWeights,
     safetensors::{SafeTensors, read_text},
     transformer::Transformer,
 };
+use crate::gguf::Gguf;
 
 /// Vocabulary of the identity backend unless one is given.
 pub const IDENTITY_VOCAB: usize = 1 << 16;
@@ -186,7 +188,14 @@ impl FromStr for LayerSpec {
 /// [`LoadError`].
 pub fn load_transformer(path: &Path, layers: Option<Range<u32>>) -> Result<Transformer, LoadError> {
     let metadata = path.metadata().map_err(|source| LoadError::Unreadable { path: path.to_owned(), source })?;
-    if !metadata.is_dir() || !path.join("config.json").exists() {
+    if metadata.is_file() {
+        let file = Gguf::open(path)?;
+        let config = super::gguf::config(&file)?;
+        let layers = layers.unwrap_or(0..config.n_layers);
+        let mut source = GgufWeights::new(&file, &config);
+        return Transformer::new(name_of(path), config, layers, &mut source);
+    }
+    if !path.join("config.json").exists() {
         return Err(LoadError::NotAModel { path: path.to_owned() });
     }
     let config_path = path.join("config.json");

@@ -6,6 +6,7 @@
 mod attention;
 pub mod config;
 pub mod error;
+mod gguf;
 pub mod head;
 pub mod load;
 pub mod matrix;
