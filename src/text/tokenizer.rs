@@ -1,4 +1,4 @@
-//! Text to token ids and back, with the vocabulary of `tokenizer.json`.
+//! Text to token ids and back, with the vocabulary of a `tokenizer.json` or of a GGUF file.
 //!
 //! Encoding is the `tokenizers` crate's. Decoding is done here, token by token in bytes, so that a stream of tokens gives
 //! its text as soon as a character is complete and the parts join to the text of all tokens at once.
@@ -13,6 +13,12 @@ use std::{
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::{
+    chat::ChatTemplate,
+    vocabulary::{self, Vocabulary},
+};
+use crate::gguf::{Gguf, GgufError};
+
 /// Largest JSON file read: vocabularies of 256,000 tokens with their merges have about 35 MB.
 const MAX_FILE_LEN: u64 = 1 << 28;
 
@@ -21,7 +27,7 @@ const ENDS: [&str; 7] =
     ["</s>", "<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|end|>", "<end_of_turn>"];
 
 /// The character that stands for a space in SentencePiece vocabularies.
-const SPACE_MARK: char = '\u{2581}';
+pub(super) const SPACE_MARK: char = '\u{2581}';
 
 /// Why text could not be turned into tokens, or a vocabulary not be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -64,6 +70,36 @@ pub enum TextError {
         /// The library's error.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// A GGUF file is malformed.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// A value of a GGUF file is absent.
+    #[error("{path}: {key} is missing (the file holds no vocabulary)")]
+    MissingValue {
+        /// The file.
+        path: PathBuf,
+        /// The key.
+        key: String,
+    },
+    /// A vocabulary is of a kind that is not read.
+    #[error(
+        "{path}: {key} {got:?} is not supported (supported: llama; gpt2 with default, smollm, qwen2 or llama-bpe; \
+         a tokenizer.json serves instead)"
+    )]
+    UnsupportedVocabulary {
+        /// The file.
+        path: PathBuf,
+        /// The key.
+        key: String,
+        /// Its value.
+        got: String,
+    },
+    /// A chat template is malformed, or refuses the messages.
+    #[error("chat template failed")]
+    Template {
+        /// Where and why.
+        source: minijinja::Error,
+    },
     /// The text could not be encoded.
     #[error("cannot encode the text")]
     Encode {
@@ -95,32 +131,57 @@ pub struct Tokenizer {
     byte_of: HashMap<char, u8>,
     bos: Option<u32>,
     eos: Vec<u32>,
+    chat: Option<ChatTemplate>,
 }
 
 impl Tokenizer {
-    /// Loads the vocabulary of a model directory, or a `tokenizer.json`.
+    /// Loads the vocabulary of a model directory, of a `tokenizer.json` or of a GGUF file.
     ///
     /// # Errors
     /// [`TextError`].
     pub fn from_path(path: &Path) -> Result<Self, TextError> {
+        if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf")) {
+            return Self::from_gguf(&Gguf::open(path)?);
+        }
         let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
         if !file.exists() {
             return Err(TextError::NoTokenizer { path: path.to_owned() });
         }
-        let config = file.with_file_name("tokenizer_config.json");
-        let config = if config.exists() { Some(read(&config)?) } else { None };
-        Self::build(&read(&file)?, config.as_deref(), &file)
+        let beside = |name: &str| {
+            let path = file.with_file_name(name);
+            if path.exists() { read(&path).map(Some) } else { Ok(None) }
+        };
+        let template = beside("chat_template.jinja")?.map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        Self::build(&read(&file)?, beside("tokenizer_config.json")?.as_deref(), template, &file)
     }
 
     /// Takes the bytes of a `tokenizer.json` and, if there is one, of a `tokenizer_config.json`.
     ///
     /// # Errors
-    /// [`TextError::BadVocabulary`], [`TextError::BadJson`].
+    /// [`TextError::BadVocabulary`], [`TextError::BadJson`], [`TextError::Template`].
     pub fn from_bytes(tokenizer: &[u8], config: Option<&[u8]>) -> Result<Self, TextError> {
-        Self::build(tokenizer, config, Path::new("tokenizer.json"))
+        Self::build(tokenizer, config, None, Path::new("tokenizer.json"))
     }
 
-    fn build(tokenizer: &[u8], config: Option<&[u8]>, path: &Path) -> Result<Self, TextError> {
+    /// Takes the vocabulary and the chat template of a GGUF file.
+    ///
+    /// # Errors
+    /// [`TextError::MissingValue`], [`TextError::UnsupportedVocabulary`], [`TextError::BadVocabulary`],
+    /// [`TextError::Template`].
+    pub fn from_gguf(file: &Gguf) -> Result<Self, TextError> {
+        let Vocabulary { tokenizer, bos, eos, bos_text, eos_text, chat_template } = vocabulary::read(file)?;
+        let inner = tokenizers::Tokenizer::from_bytes(tokenizer.to_string())
+            .map_err(|source| TextError::BadVocabulary { path: file.path().to_owned(), source })?;
+        let chat = chat_template.map(|source| ChatTemplate::new(source, bos_text, eos_text)).transpose()?;
+        Ok(Self::new(inner, bos, &eos, chat))
+    }
+
+    fn build(
+        tokenizer: &[u8],
+        config: Option<&[u8]>,
+        template: Option<String>,
+        path: &Path,
+    ) -> Result<Self, TextError> {
         let inner = tokenizers::Tokenizer::from_bytes(tokenizer)
             .map_err(|source| TextError::BadVocabulary { path: path.to_owned(), source })?;
         let config: Config = match config {
@@ -128,22 +189,25 @@ impl Tokenizer {
             Some(bytes) => serde_json::from_slice(bytes)
                 .map_err(|source| TextError::BadJson { path: path.with_file_name("tokenizer_config.json"), source })?,
         };
-        let id = |token: &Option<TokenName>| token.as_ref().and_then(|token| inner.token_to_id(token.text()));
-        let (bos, eos) = (id(&config.bos_token), id(&config.eos_token));
-        Ok(Self::new(inner, bos, eos))
+        let text = |token: &Option<TokenName>| token.as_ref().map_or("", TokenName::text).to_owned();
+        let (bos, eos) = (text(&config.bos_token), text(&config.eos_token));
+        let ids = (inner.token_to_id(&bos), inner.token_to_id(&eos));
+        let template = template.or_else(|| config.chat_template.and_then(Templates::main));
+        let chat = template.map(|source| ChatTemplate::new(source, bos, eos)).transpose()?;
+        Ok(Self::new(inner, ids.0, ids.1.as_slice(), chat))
     }
 
     /// Finds out how tokens become bytes, and which ones end a text.
-    fn new(inner: tokenizers::Tokenizer, bos: Option<u32>, eos: Option<u32>) -> Self {
+    fn new(inner: tokenizers::Tokenizer, bos: Option<u32>, eos: &[u32], chat: Option<ChatTemplate>) -> Self {
         let decoder = inner.get_decoder().and_then(|decoder| serde_json::to_value(decoder).ok()).unwrap_or(Value::Null);
         let added = inner.get_added_tokens_decoder();
         let special: HashMap<u32, String> =
             added.iter().filter(|(_, token)| token.special).map(|(id, token)| (*id, token.content.clone())).collect();
         let ends = special.iter().filter(|(_, text)| ENDS.contains(&text.as_str())).map(|(id, _)| *id);
-        let mut eos: Vec<u32> = ends.chain(eos).collect();
+        let mut eos: Vec<u32> = ends.chain(eos.iter().copied()).collect();
         eos.sort_unstable();
         eos.dedup();
-        Self { form: form_of(&decoder), special, byte_of: byte_table(), bos, eos, inner }
+        Self { form: form_of(&decoder), special, byte_of: byte_table(), bos, eos, chat, inner }
     }
 
     /// The ids of a text; with `special`, also those that the model expects around it, such as the one that begins a text.
@@ -190,6 +254,12 @@ impl Tokenizer {
     #[must_use]
     pub fn eos(&self) -> &[u32] {
         &self.eos
+    }
+
+    /// How conversations are written for this model, if its files say so.
+    #[must_use]
+    pub const fn chat_template(&self) -> Option<&ChatTemplate> {
+        self.chat.as_ref()
     }
 
     /// The id of a token by its text.
@@ -302,6 +372,31 @@ impl Decoder<'_> {
 struct Config {
     bos_token: Option<TokenName>,
     eos_token: Option<TokenName>,
+    chat_template: Option<Templates>,
+}
+
+/// One chat template, or several with names.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Templates {
+    One(String),
+    Several(Vec<NamedTemplate>),
+}
+
+#[derive(Debug, Deserialize)]
+struct NamedTemplate {
+    name: String,
+    template: String,
+}
+
+impl Templates {
+    /// The one for plain conversations.
+    fn main(self) -> Option<String> {
+        match self {
+            Self::One(source) => Some(source),
+            Self::Several(named) => named.into_iter().find(|named| named.name == "default").map(|named| named.template),
+        }
+    }
 }
 
 /// A token by its text, alone or with attributes.
