@@ -5,7 +5,10 @@
 
 pub mod client;
 pub mod codec;
+pub mod gguf;
+pub mod model;
 pub mod model;
 pub mod net;
 pub mod station;
 pub mod telemetry;
+pub mod text;

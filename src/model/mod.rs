@@ -3,9 +3,18 @@
 //! The trait [`LayerRange`] speaks plain data and is synchronous, so no tensor type and no `await` escapes a backend. A
 //! backend knows no frame, route or peer; the station calls it from its own worker threads.
 
+mod attention;
+pub mod config;
+pub mod error;
+mod gguf;
 pub mod head;
 pub mod identity;
+pub mod load;
+pub mod matrix;
+mod safetensors;
 pub mod session;
+pub mod transformer;
+mod weights;
 pub mod worker;
 
 use std::{

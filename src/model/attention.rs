@@ -1,0 +1,167 @@
+//! Attention over the positions that a session remembers, and the memory itself.
+//!
+//! [`super::transformer`] is the caller. The result for a position is computed from its own query and the keys and
+//! values up to it, in the order of the positions, so that it does not depend on which other positions come with it.
+
+use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, WithDType};
+use pulp::Arch;
+use rayon::prelude::*;
+
+use super::Cache;
+
+/// Multiply-adds worth giving to another thread, as in [`super::matrix`].
+const PARALLEL_WORK: usize = 1 << 18;
+/// Partial sums of a dot product: a fixed number, so that the order of the sum is the same on every processor.
+const LANES: usize = 16;
+
+/// Keys and values of one layer, `[position, kv_heads * head_dim]` each; keys after the rotation.
+#[derive(Debug, Default)]
+pub(super) struct LayerCache {
+    pub(super) keys: Vec<f32>,
+    pub(super) values: Vec<f32>,
+}
+
+/// What a session remembers of a layer range.
+#[derive(Debug)]
+pub(super) struct KvCache {
+    /// Positions that all layers hold.
+    pub(super) len: usize,
+    pub(super) kv_dim: usize,
+    pub(super) layers: Vec<LayerCache>,
+}
+
+impl KvCache {
+    pub(super) fn new(n_layers: usize, kv_dim: usize) -> Self {
+        Self { len: 0, kv_dim, layers: (0..n_layers).map(|_| LayerCache::default()).collect() }
+    }
+}
+
+impl Cache for KvCache {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+        // A layer can be ahead of the others after an error.
+        let values = self.len.saturating_mul(self.kv_dim);
+        for layer in &mut self.layers {
+            layer.keys.truncate(values);
+            layer.values.truncate(values);
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        let values: usize = self.layers.iter().map(|layer| layer.keys.capacity() + layer.values.capacity()).sum();
+        size_of::<Self>() + self.layers.capacity() * size_of::<LayerCache>() + values * size_of::<f32>()
+    }
+}
+
+/// Attention of queries `[seq, heads * head_dim]`, whose last position is the last one in `memory`.
+#[derive(Debug)]
+pub(super) struct Attention<'a> {
+    pub(super) memory: &'a LayerCache,
+    pub(super) n_heads: usize,
+    pub(super) n_kv_heads: usize,
+    pub(super) head_dim: usize,
+}
+
+impl CustomOp1 for Attention<'_> {
+    fn name(&self) -> &'static str {
+        "attention"
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
+        let queries = contiguous(storage, layout)?;
+        let q_dim = self.n_heads * self.head_dim;
+        let kv_dim = self.n_kv_heads * self.head_dim;
+        let group_dim = q_dim / self.n_kv_heads;
+        let seq = queries.len() / q_dim;
+        let Some(before) = (self.memory.keys.len() / kv_dim).checked_sub(seq) else {
+            candle_core::bail!("{seq} queries and fewer keys");
+        };
+        let mut out = vec![0.0; seq * q_dim];
+        let arch = Arch::new();
+        // One piece is the query heads of one position that share a key head.
+        let piece = |(index, (out, queries)): (usize, (&mut [f32], &[f32]))| {
+            let (position, kv_head) = (before + index / self.n_kv_heads, index % self.n_kv_heads);
+            arch.dispatch(|| self.attend(queries, position + 1, kv_head * self.head_dim, out));
+        };
+        if seq * q_dim * (before + seq) < PARALLEL_WORK {
+            out.chunks_mut(group_dim).zip(queries.chunks(group_dim)).enumerate().for_each(piece);
+        } else {
+            out.par_chunks_mut(group_dim).zip(queries.par_chunks(group_dim)).enumerate().for_each(piece);
+        }
+        Ok((f32::to_cpu_storage_owned(out), Shape::from((seq, q_dim))))
+    }
+}
+
+impl Attention<'_> {
+    /// One position's query heads of one key head, over the first `positions` keys and values.
+    #[inline(always)]
+    fn attend(&self, queries: &[f32], positions: usize, offset: usize, out: &mut [f32]) {
+        let dim = self.head_dim;
+        let kv_dim = self.n_kv_heads * dim;
+        let scale = 1.0 / (dim as f32).sqrt();
+        let mut scores = vec![0.0; positions * (queries.len() / dim)];
+        for (position, keys) in self.memory.keys.chunks_exact(kv_dim).take(positions).enumerate() {
+            let key = &keys[offset..offset + dim];
+            for (query, scores) in queries.chunks_exact(dim).zip(scores.chunks_exact_mut(positions)) {
+                scores[position] = dot(query, key) * scale;
+            }
+        }
+        for scores in scores.chunks_exact_mut(positions) {
+            let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            scores.iter_mut().for_each(|score| *score = (*score - max).exp());
+            let sum: f32 = scores.iter().sum();
+            scores.iter_mut().for_each(|score| *score /= sum);
+        }
+        for (position, values) in self.memory.values.chunks_exact(kv_dim).take(positions).enumerate() {
+            let value = &values[offset..offset + dim];
+            for (out, scores) in out.chunks_exact_mut(dim).zip(scores.chunks_exact(positions)) {
+                let weight = scores[position];
+                out.iter_mut().zip(value).for_each(|(out, value)| *out += weight * *value);
+            }
+        }
+    }
+}
+
+/// The sum of products, in [`LANES`] partial sums.
+#[inline(always)]
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let (a, a_rest) = a.as_chunks::<LANES>();
+    let (b, b_rest) = b.as_chunks::<LANES>();
+    let mut sums = [0.0f32; LANES];
+    for (a, b) in a.iter().zip(b) {
+        for lane in 0..LANES {
+            sums[lane] += a[lane] * b[lane];
+        }
+    }
+    for (sum, (a, b)) in sums.iter_mut().zip(a_rest.iter().zip(b_rest)) {
+        *sum += a * b;
+    }
+    let mut half = LANES / 2;
+    while half > 0 {
+        for lane in 0..half {
+            sums[lane] += sums[lane + half];
+        }
+        half /= 2;
+    }
+    sums[0]
+}
+
+/// The values of a contiguous f32 tensor on the CPU.
+pub(super) fn contiguous<'s>(storage: &'s CpuStorage, layout: &Layout) -> candle_core::Result<&'s [f32]> {
+    let CpuStorage::F32(values) = storage else {
+        candle_core::bail!("expected {:?}, got {:?}", DType::F32, storage_type(storage));
+    };
+    match layout.contiguous_offsets() {
+        Some((from, to)) if to <= values.len() => Ok(&values[from..to]),
+        _ => candle_core::bail!("expected a contiguous tensor"),
+    }
+}
+
+fn storage_type(storage: &CpuStorage) -> DType {
+    use candle_core::backend::BackendStorage as _;
+    storage.dtype()
+}

@@ -1,0 +1,247 @@
+//! Which model a station is to serve, as it is written on a command line, and how it is loaded.
+//!
+//! The daemon calls this once at its start. The backends that need no file are only parsed here.
+
+use std::{
+    ops::Range,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+use serde::Deserialize;
+
+use super::{
+    config::{ModelConfig, TokenIds},
+    error::LoadError,
+    gguf::GgufWeights,
+    safetensors::{SafeTensors, read_text},
+    transformer::Transformer,
+};
+use crate::gguf::Gguf;
+
+/// Vocabulary of the identity backend unless one is given.
+pub const IDENTITY_VOCAB: usize = 1 << 16;
+
+/// Which model a station serves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ModelSpec {
+    /// The model that is part of the program.
+    Demo,
+    /// A directory in the Hugging Face layout.
+    Directory(PathBuf),
+    /// A GGUF file.
+    Gguf(PathBuf),
+    /// Returns what comes in.
+    Identity {
+        /// Width of a residual.
+        hidden_dim: usize,
+        /// Token ids.
+        vocab: usize,
+    },
+    /// Another station behind this one.
+    Upstream {
+        /// Its address, such as `uds:/run/a.sock`.
+        station: String,
+        /// Width of a residual.
+        hidden_dim: usize,
+        /// Token ids.
+        vocab: usize,
+    },
+}
+
+/// Why a text names no model.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SpecError {
+    /// Nothing was given.
+    #[error("empty model (expected demo, DIRECTORY, FILE.gguf, identity:DIM[:VOCAB] or upstream:STATION,DIM,VOCAB)")]
+    Empty,
+    /// `identity:` is followed by something else than one or two numbers.
+    #[error("bad model {text:?} (expected identity:DIM[:VOCAB])")]
+    Identity {
+        /// What was given.
+        text: String,
+    },
+    /// `upstream:` is followed by something else than an address and two numbers.
+    #[error("bad model {text:?} (expected upstream:STATION,DIM,VOCAB with STATION as uds:PATH, udp:ADDR or tcp:ADDR)")]
+    Upstream {
+        /// What was given.
+        text: String,
+    },
+    /// A number is zero or too large.
+    #[error("{what} is {got}, expected 1 to {max}")]
+    OutOfRange {
+        /// Which number.
+        what: &'static str,
+        /// Its value.
+        got: u64,
+        /// The largest accepted.
+        max: u64,
+    },
+    /// A layer range is not two numbers in order.
+    #[error("bad layers {text:?} (expected LO..HI with LO below HI, such as 0..12)")]
+    Layers {
+        /// What was given.
+        text: String,
+    },
+}
+
+/// Largest hidden size and vocabulary accepted without a file that proves them.
+const MAX_DIM: u64 = 1 << 16;
+const MAX_VOCAB: u64 = 1 << 22;
+
+impl ModelSpec {
+    /// Reads `DIRECTORY | FILE.gguf | identity:DIM[:VOCAB] | upstream:STATION,DIM,VOCAB | demo`. A directory called
+    /// `demo` is `./demo`.
+    ///
+    /// # Errors
+    /// [`SpecError`] with the form that was expected.
+    pub fn parse(text: &str) -> Result<Self, SpecError> {
+        if let Some(rest) = text.strip_prefix("identity:") {
+            let bad = || SpecError::Identity { text: text.to_owned() };
+            let (hidden_dim, vocab) = match rest.split_once(':') {
+                None => (rest, None),
+                Some((hidden_dim, vocab)) => (hidden_dim, Some(vocab)),
+            };
+            let vocab = vocab.map(|vocab| number("vocabulary", vocab, MAX_VOCAB, bad)).transpose()?;
+            let hidden_dim = number("hidden size", hidden_dim, MAX_DIM, bad)?;
+            return Ok(Self::Identity { hidden_dim, vocab: vocab.unwrap_or(IDENTITY_VOCAB) });
+        }
+        if let Some(rest) = text.strip_prefix("upstream:") {
+            let bad = || SpecError::Upstream { text: text.to_owned() };
+            // From the right, since a socket path may contain commas.
+            let mut parts = rest.rsplitn(3, ',');
+            let (Some(vocab), Some(hidden_dim), Some(station)) = (parts.next(), parts.next(), parts.next()) else {
+                return Err(bad());
+            };
+            if station.is_empty() {
+                return Err(bad());
+            }
+            let vocab = number("vocabulary", vocab, MAX_VOCAB, bad)?;
+            let hidden_dim = number("hidden size", hidden_dim, MAX_DIM, bad)?;
+            return Ok(Self::Upstream { station: station.to_owned(), hidden_dim, vocab });
+        }
+        match text {
+            "" => Err(SpecError::Empty),
+            "demo" => Ok(Self::Demo),
+            _ if is_gguf(Path::new(text)) => Ok(Self::Gguf(text.into())),
+            _ => Ok(Self::Directory(text.into())),
+        }
+    }
+}
+
+impl FromStr for ModelSpec {
+    type Err = SpecError;
+
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        Self::parse(text)
+    }
+}
+
+fn number(what: &'static str, text: &str, max: u64, bad: impl Fn() -> SpecError) -> Result<usize, SpecError> {
+    let got: u64 = text.parse().map_err(|_| bad())?;
+    match usize::try_from(got) {
+        Ok(small) if (1..=max).contains(&got) => Ok(small),
+        _ => Err(SpecError::OutOfRange { what, got, max }),
+    }
+}
+
+fn is_gguf(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
+}
+
+/// Layers `LO..HI` of a model, at least one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LayerSpec(Range<u32>);
+
+impl LayerSpec {
+    /// Reads `LO..HI` with `LO < HI`.
+    ///
+    /// # Errors
+    /// [`SpecError::Layers`].
+    pub fn parse(text: &str) -> Result<Self, SpecError> {
+        let bad = || SpecError::Layers { text: text.to_owned() };
+        let (lo, hi) = text.split_once("..").ok_or_else(bad)?;
+        match (lo.parse(), hi.parse()) {
+            (Ok(lo), Ok(hi)) if lo < hi => Ok(Self(lo..hi)),
+            _ => Err(bad()),
+        }
+    }
+
+    /// The layers.
+    #[must_use]
+    pub fn range(&self) -> Range<u32> {
+        self.0.clone()
+    }
+}
+
+impl FromStr for LayerSpec {
+    type Err = SpecError;
+
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        Self::parse(text)
+    }
+}
+
+/// Loads layers of a model directory or a GGUF file; all layers if none are named.
+///
+/// # Errors
+/// [`LoadError`].
+pub fn load_transformer(path: &Path, layers: Option<Range<u32>>) -> Result<Transformer, LoadError> {
+    let metadata = path.metadata().map_err(|source| LoadError::Unreadable { path: path.to_owned(), source })?;
+    if metadata.is_file() {
+        let file = Gguf::open(path)?;
+        let config = super::gguf::config(&file)?;
+        let layers = layers.unwrap_or(0..config.n_layers);
+        let mut source = GgufWeights::new(&file, &config);
+        return Transformer::new(name_of(path), config, layers, &mut source);
+    }
+    if !path.join("config.json").exists() {
+        return Err(LoadError::NotAModel { path: path.to_owned() });
+    }
+    let config_path = path.join("config.json");
+    let mut config = ModelConfig::from_json(&read_text(&config_path)?, &config_path)?;
+    let generation = path.join("generation_config.json");
+    if generation.exists() {
+        let text = read_text(&generation)?;
+        let defaults: GenerationConfig =
+            serde_json::from_str(&text).map_err(|source| LoadError::BadJson { path: generation, source })?;
+        // This file often names more ends of text than `config.json`: the end of a turn, for one.
+        let more = defaults.eos_token_id.map(TokenIds::into_vec).unwrap_or_default();
+        let in_vocab =
+            more.iter().filter_map(|id| u32::try_from(*id).ok().filter(|id| (*id as usize) < config.vocab_size));
+        config.eos.extend(in_vocab);
+        config.eos.sort_unstable();
+        config.eos.dedup();
+    }
+    let mut source = SafeTensors::open(path)?;
+    let layers = layers.unwrap_or(0..config.n_layers);
+    Transformer::new(name_of(path), config, layers, &mut source)
+}
+
+/// Makes a model of files that are in memory: the text of a `config.json` and the bytes of a `model.safetensors`.
+///
+/// # Errors
+/// [`LoadError`], with `name` in place of the path.
+pub fn transformer_from_bytes(
+    name: &str,
+    config: &str,
+    safetensors: &[u8],
+    layers: Option<Range<u32>>,
+) -> Result<Transformer, LoadError> {
+    let config = ModelConfig::from_json(config, &Path::new(name).join("config.json"))?;
+    let mut source = SafeTensors::from_bytes(safetensors, &Path::new(name).join("model.safetensors"))?;
+    let layers = layers.unwrap_or(0..config.n_layers);
+    Transformer::new(name.to_owned(), config, layers, &mut source)
+}
+
+/// The last part of a path, as a name for people.
+fn name_of(path: &Path) -> String {
+    let whole = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let name = if whole.is_dir() { whole.file_name() } else { whole.file_stem() };
+    name.map_or_else(String::new, |name| name.to_string_lossy().into_owned())
+}
+
+#[derive(Debug, Deserialize)]
+struct GenerationConfig {
+    eos_token_id: Option<TokenIds>,
+}
