@@ -13,6 +13,7 @@ extern crate alloc;
 extern crate std;
 
 pub mod cursor;
+pub mod fragment;
 pub mod frame;
 pub mod json;
 pub mod meta;
