@@ -12,6 +12,7 @@ extern crate alloc;
 #[cfg(any(feature = "std", test))]
 extern crate std;
 
+pub mod bw;
 pub mod cursor;
 pub mod fragment;
 pub mod frame;
