@@ -13,6 +13,7 @@ extern crate alloc;
 extern crate std;
 
 pub mod bw;
+pub mod bwah;
 pub mod cursor;
 pub mod fragment;
 pub mod frame;
