@@ -12,7 +12,10 @@ extern crate alloc;
 #[cfg(any(feature = "std", test))]
 extern crate std;
 
+pub mod bw;
+pub mod bwah;
 pub mod cursor;
+pub mod fragment;
 pub mod frame;
 pub mod json;
 pub mod meta;
