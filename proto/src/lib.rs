@@ -14,9 +14,11 @@ extern crate std;
 
 pub mod cursor;
 pub mod frame;
+pub mod hash;
 pub mod json;
 pub mod meta;
 pub mod payload;
+pub mod pcar;
 pub mod residual;
 pub mod route;
 pub mod status;
