@@ -5,8 +5,10 @@
 
 pub mod client;
 pub mod codec;
+pub mod config;
+pub mod daemon;
+pub mod demo;
 pub mod gguf;
-pub mod model;
 pub mod model;
 pub mod net;
 pub mod station;

@@ -54,9 +54,12 @@ impl Case {
     /// The first variant is the yardstick.
     fn reads(&self) -> Variant<'_> {
         let (kernel, basis) = (Kernel::detect(), self.basis());
-        (format!("read the basis once ({})", kernel.name()), Box::new(move || {
-            black_box(kernel.read(black_box(basis)));
-        }))
+        (
+            format!("read the basis once ({})", kernel.name()),
+            Box::new(move || {
+                black_box(kernel.read(black_box(basis)));
+            }),
+        )
     }
 
     fn lifts(&self) -> Vec<Variant<'_>> {
@@ -65,49 +68,64 @@ impl Case {
         let mut variants = vec![self.reads()];
         for kernel in Kernel::available() {
             let mut out = vec![0.0; n * d];
-            variants.push((kernel.name().into(), Box::new(move || {
-                let basis = black_box(basis);
-                if n == 1 {
-                    kernel.lift(mean, basis, components, &mut out).unwrap();
-                } else {
-                    kernel.lift_batch(mean, basis, components, &mut out).unwrap();
-                }
-                black_box(&out);
-            })));
+            variants.push((
+                kernel.name().into(),
+                Box::new(move || {
+                    let basis = black_box(basis);
+                    if n == 1 {
+                        kernel.lift(mean, basis, components, &mut out).unwrap();
+                    } else {
+                        kernel.lift_batch(mean, basis, components, &mut out).unwrap();
+                    }
+                    black_box(&out);
+                }),
+            ));
         }
         let b = ArrayView2::from_shape((k, d), basis).unwrap();
         let m = ArrayView1::from(mean);
         if n == 1 {
             let c = ArrayView1::from(components);
-            variants.push(("ndarray dot".into(), Box::new(move || {
-                black_box(black_box(c).dot(&b) + m);
-            })));
+            variants.push((
+                "ndarray dot".into(),
+                Box::new(move || {
+                    black_box(black_box(c).dot(&b) + m);
+                }),
+            ));
             let mut out = vec![0.0; d];
-            variants.push(("ndarray general_mat_vec_mul".into(), Box::new(move || {
-                out.copy_from_slice(mean);
-                linalg::general_mat_vec_mul(1.0, &black_box(b).t(), &c, 1.0, &mut ArrayViewMut1::from(&mut out));
-                black_box(&out);
-            })));
+            variants.push((
+                "ndarray general_mat_vec_mul".into(),
+                Box::new(move || {
+                    out.copy_from_slice(mean);
+                    linalg::general_mat_vec_mul(1.0, &black_box(b).t(), &c, 1.0, &mut ArrayViewMut1::from(&mut out));
+                    black_box(&out);
+                }),
+            ));
             let mut out = vec![0.0; d];
-            variants.push(("ndarray scaled_add by rows".into(), Box::new(move || {
-                out.copy_from_slice(mean);
-                let mut y = ArrayViewMut1::from(&mut out);
-                for (row, c) in black_box(b).axis_iter(Axis(0)).zip(components) {
-                    y.scaled_add(*c, &row);
-                }
-                black_box(&out);
-            })));
+            variants.push((
+                "ndarray scaled_add by rows".into(),
+                Box::new(move || {
+                    out.copy_from_slice(mean);
+                    let mut y = ArrayViewMut1::from(&mut out);
+                    for (row, c) in black_box(b).axis_iter(Axis(0)).zip(components) {
+                        y.scaled_add(*c, &row);
+                    }
+                    black_box(&out);
+                }),
+            ));
         } else {
             let c = ArrayView2::from_shape((n, k), components).unwrap();
             let mut out = vec![0.0; n * d];
-            variants.push(("ndarray general_mat_mul".into(), Box::new(move || {
-                for out in out.chunks_exact_mut(d) {
-                    out.copy_from_slice(mean);
-                }
-                let mut y = ArrayViewMut2::from_shape((n, d), &mut out).unwrap();
-                linalg::general_mat_mul(1.0, &black_box(c), &b, 1.0, &mut y);
-                black_box(&out);
-            })));
+            variants.push((
+                "ndarray general_mat_mul".into(),
+                Box::new(move || {
+                    for out in out.chunks_exact_mut(d) {
+                        out.copy_from_slice(mean);
+                    }
+                    let mut y = ArrayViewMut2::from_shape((n, d), &mut out).unwrap();
+                    linalg::general_mat_mul(1.0, &black_box(c), &b, 1.0, &mut y);
+                    black_box(&out);
+                }),
+            ));
         }
         variants
     }
@@ -118,28 +136,37 @@ impl Case {
         let mut variants = vec![self.reads()];
         for kernel in Kernel::available() {
             let mut out = vec![0.0; n * k];
-            variants.push((kernel.name().into(), Box::new(move || {
-                let basis = black_box(basis);
-                if n == 1 {
-                    kernel.project(mean, basis, residuals, &mut out).unwrap();
-                } else {
-                    kernel.project_batch(mean, basis, residuals, &mut out).unwrap();
-                }
-                black_box(&out);
-            })));
+            variants.push((
+                kernel.name().into(),
+                Box::new(move || {
+                    let basis = black_box(basis);
+                    if n == 1 {
+                        kernel.project(mean, basis, residuals, &mut out).unwrap();
+                    } else {
+                        kernel.project_batch(mean, basis, residuals, &mut out).unwrap();
+                    }
+                    black_box(&out);
+                }),
+            ));
         }
         let b = ArrayView2::from_shape((k, d), basis).unwrap();
         let m = ArrayView1::from(mean);
         if n == 1 {
             let r = ArrayView1::from(residuals);
-            variants.push(("ndarray dot".into(), Box::new(move || {
-                black_box(black_box(b).dot(&(&r - &m)));
-            })));
+            variants.push((
+                "ndarray dot".into(),
+                Box::new(move || {
+                    black_box(black_box(b).dot(&(&r - &m)));
+                }),
+            ));
         } else {
             let r = ArrayView2::from_shape((n, d), residuals).unwrap();
-            variants.push(("ndarray dot".into(), Box::new(move || {
-                black_box((&black_box(r) - &m).dot(&b.t()));
-            })));
+            variants.push((
+                "ndarray dot".into(),
+                Box::new(move || {
+                    black_box((&black_box(r) - &m).dot(&b.t()));
+                }),
+            ));
         }
         variants
     }
@@ -147,8 +174,7 @@ impl Case {
 
 fn main() {
     let mut criterion = Criterion::default().configure_from_args();
-    let cases: Vec<Case> =
-        SHAPES.iter().flat_map(|(d, k)| BATCHES.map(|n| Case::new(*d, *k, n))).collect();
+    let cases: Vec<Case> = SHAPES.iter().flat_map(|(d, k)| BATCHES.map(|n| Case::new(*d, *k, n))).collect();
     for case in &cases {
         measure(&mut criterion, "lift", case, case.lifts());
         measure(&mut criterion, "project", case, case.projections());

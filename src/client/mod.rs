@@ -3,6 +3,7 @@
 pub mod address;
 pub mod connection;
 pub mod error;
+pub mod generate;
 pub mod hello;
 pub mod pipeline;
 pub mod sampler;

@@ -14,6 +14,7 @@ pub mod matrix;
 mod safetensors;
 pub mod session;
 pub mod transformer;
+pub mod upstream;
 mod weights;
 pub mod worker;
 

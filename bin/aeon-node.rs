@@ -1,0 +1,53 @@
+//! A station on any of the carriers, configured by a file, the environment and flags.
+
+mod common;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use aeon_station::config::{Config, ConfigError, Settings};
+use clap::{Parser, Subcommand};
+
+/// Serves layers of a language model over aeon-flow on Unix sockets, UDP and TCP
+///
+/// Settings come from the configuration file, then from the environment, then from flags; the later wins.
+#[derive(Debug, Parser)]
+#[command(name = "aeon-node", version, args_conflicts_with_subcommands = false)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    /// TOML file with the tables [model], [listen] and [limits], whose keys are the flags below
+    #[arg(long, env = "AEON_CONFIG", value_name = "FILE", global = true)]
+    config: Option<PathBuf>,
+    #[command(flatten)]
+    settings: Settings,
+    #[command(flatten)]
+    description: common::SelfDescription,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Check the configuration and exit: 0 if it is good, 64 if it is not
+    Check,
+}
+
+fn configuration(file: Option<PathBuf>, settings: Settings) -> Result<Config, ConfigError> {
+    let file = file.map(|path| Settings::read(&path)).transpose()?.unwrap_or_default();
+    Config::try_from(settings.or(file))
+}
+
+fn main() -> ExitCode {
+    let Cli { command, config, settings, description } = common::parse();
+    match command {
+        Some(Command::Check) => match configuration(config, settings) {
+            Ok(_) => {
+                println!("configuration is good");
+                ExitCode::SUCCESS
+            }
+            Err(error) => {
+                common::report(&error);
+                ExitCode::from(common::USAGE)
+            }
+        },
+        None => common::run_node::<Cli>(&description, || configuration(config, settings)),
+    }
+}

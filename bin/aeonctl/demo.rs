@@ -1,0 +1,132 @@
+//! `aeonctl demo`: a mesh of two stations in this process, on real carriers.
+
+use std::{
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+};
+
+use aeon_station::{
+    client::{
+        Pipeline, StationAddress,
+        generate::{GenerateOptions, Stop, generate},
+        sampler::Sampling,
+    },
+    config::{Config, ListenSettings, ModelSettings, Settings},
+    daemon::Node,
+    demo,
+    model::{CancelToken, Head, HeadOutput, LayerRange},
+};
+use anyhow::Context as _;
+use clap::Args;
+
+use crate::{Context, report};
+
+/// Options of `aeonctl demo`.
+#[derive(Debug, Args)]
+pub(crate) struct Demo {
+    /// Text to go on from
+    #[arg(long, value_name = "TEXT", default_value = "First Citizen:\nBefore we proceed")]
+    prompt: String,
+    /// Tokens to generate
+    #[arg(long, value_name = "N", default_value_t = 120)]
+    max_tokens: usize,
+}
+
+/// A folder that only this user can enter, removed at the end.
+struct PrivateFolder(PathBuf);
+
+impl PrivateFolder {
+    fn new() -> std::io::Result<Self> {
+        let path = std::env::temp_dir().join(format!("aeon-demo-{:016x}", rand::random::<u64>()));
+        std::fs::DirBuilder::new().mode(0o700).create(&path)?;
+        Ok(Self(path))
+    }
+
+    fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for PrivateFolder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn settings(layers: &str, listen: ListenSettings) -> Settings {
+    let model = ModelSettings { layers: Some(layers.to_owned()), ..ModelSettings::default() };
+    Settings { model, listen, ..Settings::default() }
+}
+
+impl Demo {
+    pub(crate) async fn run(self, context: &Context) -> anyhow::Result<()> {
+        let folder = PrivateFolder::new().context("making a folder for the socket")?;
+        let socket = folder.path().join("flow.sock");
+        let whole = demo::load(None)?;
+        let n_layers = whole.info().n_layers;
+        let cut = n_layers / 2;
+        let uds = ListenSettings { uds: Some(socket.clone()), ..ListenSettings::default() };
+        let udp = ListenSettings { udp: Some(([127, 0, 0, 1], 0).into()), ..ListenSettings::default() };
+        let first = Node::start(&Config::try_from(settings(&format!("0..{cut}"), uds))?).await?;
+        let second = Node::start(&Config::try_from(settings(&format!("{cut}..{n_layers}"), udp))?).await?;
+        if !context.json {
+            println!("station 1: {}", first.ready_line());
+            println!("station 2: {}\n", second.ready_line());
+        }
+        let address = second.udp().context("the second station has no UDP address")?;
+        let stations = [StationAddress::Unix(socket), StationAddress::Udp(address.to_string())];
+        let mut pipeline = Pipeline::connect(&stations, &context.options).await?;
+        let tokenizer = demo::tokenizer()?;
+        let ids = tokenizer.encode(&self.prompt, true)?;
+        let options = GenerateOptions {
+            max_tokens: self.max_tokens,
+            sampling: Sampling { temperature: 0.0, top_p: 1.0, seed: 0 },
+            top_k: 1,
+            stop: Vec::new(),
+        };
+        let generated = generate(&mut pipeline, &ids, &options, |_| true).await?;
+        let text = tokenizer.decode(&generated.tokens);
+        let unsplit = unsplit(&whole, &ids, generated.tokens.len(), generated.stop)?;
+        let same = unsplit == generated.tokens;
+        let hops = report::hops(&pipeline);
+        let mut value = report::json(&generated, ids.len(), &hops, &text);
+        value["identical_to_unsplit_run"] = same.into();
+        if context.json {
+            println!("{value}");
+        } else {
+            println!("{}{text}\n", self.prompt);
+            print!("{}", report::text(&generated, ids.len(), &hops));
+            println!("tokens identical to an unsplit run: {}", if same { "yes" } else { "NO" });
+        }
+        pipeline.reset().await?;
+        drop(pipeline);
+        first.stop().await;
+        second.stop().await;
+        anyhow::ensure!(same, "the mesh gave other tokens than the model in one piece");
+        Ok(())
+    }
+}
+
+/// The tokens of the same model in one piece, without any carrier.
+fn unsplit(model: &dyn LayerRange, prompt: &[u32], count: usize, stop: Stop) -> anyhow::Result<Vec<u32>> {
+    let cancel = CancelToken::default();
+    let width = model.info().hidden_dim;
+    let mut cache = model.new_cache();
+    let mut tokens: Vec<u32> = Vec::new();
+    let mut input = prompt.to_vec();
+    // A text that the model ended has one more step: the one that ended it.
+    let steps = count + usize::from(matches!(stop, Stop::EndOfText(_)));
+    for _ in 0..steps {
+        let residuals = model.forward(cache.as_mut(), model.embed(&input)?, &cancel)?;
+        let last = residuals.len() - width;
+        let HeadOutput::Tokens(next) = model.head(&residuals[last..], Head::Token, &cancel)? else {
+            anyhow::bail!("a token was asked for");
+        };
+        if model.info().eos.contains(&next[0]) {
+            break;
+        }
+        tokens.push(next[0]);
+        input = next;
+    }
+    Ok(tokens)
+}

@@ -1,0 +1,184 @@
+//! `aeonctl generate`: text out of a mesh, as it comes.
+
+use std::{
+    io::{IsTerminal, Read, Write},
+    path::PathBuf,
+};
+
+use aeon_station::{
+    client::{
+        Pipeline,
+        generate::{GenerateOptions, generate},
+        sampler::Sampling,
+    },
+    demo,
+    model::LayerRange,
+    text::{chat::Message, tokenizer::Tokenizer},
+};
+use anyhow::Context as _;
+use clap::Args;
+
+use crate::{Context, report, usage};
+
+/// Options of `aeonctl generate`.
+#[derive(Debug, Args)]
+pub(crate) struct Generate {
+    /// Text to go on from; - or nothing reads standard input
+    #[arg(value_name = "PROMPT")]
+    prompt: Option<String>,
+    /// tokenizer.json, model directory or GGUF file with the model's vocabulary (not needed for the demo model)
+    #[arg(long, value_name = "PATH")]
+    tokenizer: Option<PathBuf>,
+    /// Tokens to generate at most
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    max_tokens: usize,
+    /// 0 takes the most likely token each time; higher is bolder
+    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    temperature: f32,
+    /// Draw from the most likely tokens that make up this share of the probability
+    #[arg(long, value_name = "P", default_value_t = 0.95)]
+    top_p: f32,
+    /// Candidates to draw from at most
+    #[arg(long, value_name = "K", default_value_t = 64)]
+    top_k: u32,
+    /// Seed of the draws
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Put the prompt into the model's chat template
+    #[arg(long)]
+    chat: bool,
+}
+
+impl Generate {
+    pub(crate) async fn run(self, context: &Context) -> anyhow::Result<()> {
+        if !(0.0..=100.0).contains(&self.temperature) {
+            return Err(usage(format!("--temperature {} is not between 0 and 100", self.temperature)));
+        }
+        if !(0.0..=1.0).contains(&self.top_p) {
+            return Err(usage(format!("--top-p {} is not between 0 and 1", self.top_p)));
+        }
+        let stations = context.stations()?;
+        let prompt = match self.prompt.as_deref() {
+            None | Some("-") => {
+                if std::io::stdin().is_terminal() {
+                    eprintln!("reading the prompt from standard input; end it with Ctrl-D");
+                }
+                let mut text = String::new();
+                std::io::stdin().read_to_string(&mut text).context("reading the prompt from standard input")?;
+                text
+            }
+            Some(text) => text.to_owned(),
+        };
+        let mut pipeline = Pipeline::connect(stations, &context.options).await?;
+        let tokenizer = self.tokenizer(&pipeline)?;
+        let ids = self.encode(&tokenizer, &prompt, &pipeline)?;
+        let options = GenerateOptions {
+            max_tokens: self.max_tokens,
+            sampling: Sampling { temperature: self.temperature, top_p: self.top_p, seed: self.seed },
+            top_k: self.top_k,
+            stop: tokenizer.eos().to_vec(),
+        };
+        let mut decoder = tokenizer.decoder_after(&ids);
+        let mut text = String::new();
+        let show = |piece: &str| {
+            if !context.json {
+                let mut out = std::io::stdout();
+                // A reader that went away (head, less) ends the run below.
+                return out.write_all(piece.as_bytes()).and_then(|()| out.flush()).is_ok();
+            }
+            true
+        };
+        let generated = {
+            let on_token = |token| {
+                let piece = decoder.push(token);
+                text.push_str(&piece);
+                show(&piece)
+            };
+            let generating = generate(&mut pipeline, &ids, &options, on_token);
+            tokio::select! {
+                generated = generating => Some(generated),
+                _ = tokio::signal::ctrl_c() => None,
+            }
+        };
+        let Some(generated) = generated else {
+            // Dropping the request has told the stations to stop; the message must leave before the process does.
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            let _ = pipeline.reset().await;
+            if !context.json {
+                println!();
+            }
+            anyhow::bail!("interrupted after {} characters; the stations were told to stop", text.chars().count());
+        };
+        let generated = match generated {
+            Ok(generated) => generated,
+            Err(error) => {
+                if !context.json && !text.is_empty() {
+                    println!();
+                }
+                return Err(error.into());
+            }
+        };
+        let rest = decoder.finish();
+        text.push_str(&rest);
+        show(&rest);
+        let hops = report::hops(&pipeline);
+        if context.json {
+            println!("{}", report::json(&generated, ids.len(), &hops, &text));
+        } else {
+            println!();
+            eprint!("\n{}", report::text(&generated, ids.len(), &hops));
+        }
+        // The memory on the stations is given back; that it cannot be is no failure of the text.
+        let _ = pipeline.reset().await;
+        Ok(())
+    }
+
+    fn tokenizer(&self, pipeline: &Pipeline) -> anyhow::Result<Tokenizer> {
+        let model = pipeline.model();
+        let tokenizer = match &self.tokenizer {
+            Some(path) => Tokenizer::from_path(path)?,
+            None if model.config_fp == demo::load(None)?.info().config_fp => demo::tokenizer()?,
+            None => {
+                return Err(usage(format!(
+                    "the stations serve {}, whose vocabulary is needed here: add --tokenizer with its tokenizer.json, \
+                     model directory or GGUF file",
+                    model.name
+                )));
+            }
+        };
+        if tokenizer.vocab() > model.vocab {
+            return Err(usage(format!(
+                "the tokenizer has {} tokens, the model {} only {}; they do not belong together",
+                tokenizer.vocab(),
+                model.name,
+                model.vocab
+            )));
+        }
+        Ok(tokenizer)
+    }
+
+    fn encode(&self, tokenizer: &Tokenizer, prompt: &str, pipeline: &Pipeline) -> anyhow::Result<Vec<u32>> {
+        let mut ids = if self.chat {
+            let template =
+                tokenizer.chat().ok_or_else(|| usage("this model's files have no chat template; leave --chat out"))?;
+            tokenizer.encode(&template.render(&[Message::new("user", prompt)], true)?, false)?
+        } else {
+            tokenizer.encode(prompt, true)?
+        };
+        if ids.is_empty() {
+            ids.extend(pipeline.model().bos);
+        }
+        if ids.is_empty() {
+            return Err(usage("the prompt is empty and the model has no token that begins a text; give a prompt"));
+        }
+        let context_len = pipeline.model().max_position;
+        if ids.len() > context_len {
+            return Err(usage(format!(
+                "the prompt has {} tokens, the context of {} is {context_len}; shorten it",
+                ids.len(),
+                pipeline.model().name
+            )));
+        }
+        Ok(ids)
+    }
+}

@@ -1,0 +1,170 @@
+//! The client and toolbox for stations.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod demo;
+mod generate;
+mod query;
+mod report;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use aeon_station::client::{ClientError, ClientOptions, StationAddress};
+use clap::{Parser, Subcommand};
+
+/// Client and toolbox for aeon-flow stations
+///
+/// Exit codes: 0 done, 64 wrong usage, 69 a station cannot be reached, 1 anything else.
+#[derive(Debug, Parser)]
+#[command(name = "aeonctl", version)]
+struct Cli {
+    /// Station to use: uds:PATH, udp:ADDR:PORT or tcp:ADDR:PORT; several make a mesh, in the order of their layers
+    #[arg(long = "station", value_name = "S", global = true)]
+    stations: Vec<StationAddress>,
+    /// Print JSON instead of text
+    #[arg(long, global = true)]
+    json: bool,
+    /// Frames without a length in front, on TCP
+    #[arg(long, global = true)]
+    bare_frames: bool,
+    /// Seconds to wait for an answer
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, global = true)]
+    timeout: u64,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Show what stations are: model, layers, limits
+    Hello,
+    /// Show how stations are: load, sessions, counters
+    Health,
+    /// Send token ids or a residual through the layers of one station
+    Forward(query::Forward),
+    /// Generate text with a mesh, and report speed and bytes for each hop
+    Generate(generate::Generate),
+    /// Start two stations in this process, one on a Unix socket and one on UDP, and generate text through both
+    Demo(demo::Demo),
+    /// Print the completions of this program for a shell
+    Completions {
+        /// bash, elvish, fish, powershell or zsh
+        shell: clap_complete::Shell,
+    },
+    /// Print the man page of this program, or write those of all its commands into a folder
+    Man {
+        /// Folder for aeonctl.1, aeonctl-hello.1 and so on
+        #[arg(value_name = "DIR")]
+        folder: Option<PathBuf>,
+    },
+}
+
+/// What every command gets.
+struct Context {
+    stations: Vec<StationAddress>,
+    options: ClientOptions,
+    json: bool,
+}
+
+/// A mistake of the user that no argument parser can see.
+#[derive(Debug)]
+struct UsageError(String);
+
+impl std::fmt::Display for UsageError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for UsageError {}
+
+fn usage(text: impl Into<String>) -> anyhow::Error {
+    UsageError(text.into()).into()
+}
+
+impl Context {
+    /// The stations named, at least one.
+    fn stations(&self) -> anyhow::Result<&[StationAddress]> {
+        match self.stations.is_empty() {
+            true => Err(usage("no station was named; add --station uds:PATH, udp:ADDR:PORT or tcp:ADDR:PORT")),
+            false => Ok(&self.stations),
+        }
+    }
+
+    /// The one station that a command is about.
+    fn station(&self) -> anyhow::Result<&StationAddress> {
+        match self.stations()? {
+            [station] => Ok(station),
+            several => Err(usage(format!("this command is about one station, {} were named", several.len()))),
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let cli: Cli = common::parse();
+    common::start_logging();
+    let options = ClientOptions {
+        framing: match cli.bare_frames {
+            true => aeon_station::codec::Framing::Bare,
+            false => aeon_station::codec::Framing::Prefixed,
+        },
+        request_timeout: std::time::Duration::from_secs(cli.timeout),
+        ..ClientOptions::default()
+    };
+    let context = Context { stations: cli.stations, options, json: cli.json };
+    let result = match cli.command {
+        Command::Completions { shell } => {
+            common::print_completions::<Cli>(shell);
+            Ok(())
+        }
+        Command::Man { folder } => man(folder),
+        command => run(command, &context),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            common::report(error.as_ref());
+            ExitCode::from(exit_code(&error))
+        }
+    }
+}
+
+fn run(command: Command, context: &Context) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let result = runtime.block_on(async {
+        match command {
+            Command::Hello => query::hello(context).await,
+            Command::Health => query::health(context).await,
+            Command::Forward(forward) => forward.run(context).await,
+            Command::Generate(generate) => generate.run(context).await,
+            Command::Demo(demo) => demo.run(context).await,
+            // Handled before there is a runtime.
+            Command::Completions { .. } | Command::Man { .. } => Ok(()),
+        }
+    });
+    runtime.shutdown_timeout(std::time::Duration::from_secs(1));
+    result
+}
+
+fn exit_code(error: &anyhow::Error) -> u8 {
+    if error.is::<UsageError>() {
+        return common::USAGE;
+    }
+    match error.downcast_ref::<ClientError>() {
+        Some(ClientError::Mesh { .. }) => common::USAGE,
+        Some(error) if error.is_unreachable() => common::UNAVAILABLE,
+        _ => 1,
+    }
+}
+
+fn man(folder: Option<PathBuf>) -> anyhow::Result<()> {
+    use clap::CommandFactory;
+    match folder {
+        None => clap_mangen::Man::new(Cli::command()).render(&mut std::io::stdout())?,
+        Some(folder) => {
+            std::fs::create_dir_all(&folder)?;
+            clap_mangen::generate_to(Cli::command(), &folder)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,407 @@
+//! Configuration of a station: a TOML file, then the environment, then flags; the later wins.
+//!
+//! Each group of settings is one struct that is read from the file as a table and from the command line as flags, so that
+//! names and documentation exist once. All of it is checked before anything is bound.
+
+use std::{
+    net::SocketAddr,
+    ops::Range,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use clap::Args;
+use serde::Deserialize;
+
+use crate::{
+    codec::Framing,
+    model::load::{LayerSpec, ModelSpec, SpecError},
+    net::{
+        connection::ConnectionOptions,
+        peer::{AllowList, CredentialList, parse_network},
+        uds::UdsOptions,
+    },
+    station::limits::{Limits, MAX_DATAGRAM_LEN},
+};
+
+/// Why a configuration is refused. Nothing was bound and no model was loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read configuration file {path}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The file is no TOML, or holds a key that does not exist.
+    #[error("configuration file {path}: {source}")]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// Where and why.
+        source: Box<toml::de::Error>,
+    },
+    /// The model or its layers.
+    #[error(transparent)]
+    Model(#[from] SpecError),
+    /// Nothing to listen on.
+    #[error("nothing to listen on; give at least one of --uds PATH, --udp ADDR:PORT, --tcp ADDR:PORT")]
+    NoListener,
+    /// Replies that 0x20 clients read look like requests, so that two UDP stations could answer each other for ever.
+    #[error("--stock-clients cannot be used together with UDP; run a second station for UDP peers")]
+    StockClientsOverUdp,
+    /// A value that does not belong there.
+    #[error("{name} is {got:?}, expected {expected}")]
+    Value {
+        /// The setting.
+        name: &'static str,
+        /// What was given.
+        got: String,
+        /// What belongs there.
+        expected: &'static str,
+    },
+}
+
+macro_rules! settings {
+    ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Default, PartialEq, Args, Deserialize)]
+        #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+        pub struct $name {
+            $($(#[$field_doc])* pub $field: Option<$type>,)*
+        }
+
+        impl $name {
+            /// Takes what is not set here from `other`.
+            #[must_use]
+            pub fn or(self, other: Self) -> Self {
+                Self { $($field: self.$field.or(other.$field),)* }
+            }
+        }
+    };
+}
+
+settings! {
+    /// Which model is served, and how.
+    ModelSettings {
+        /// Directory (Hugging Face layout), FILE.gguf, identity:DIM[:VOCAB], upstream:STATION,DIM,VOCAB or demo
+        #[arg(long, env = "AEON_MODEL", value_name = "M", help_heading = "Model")]
+        model: String,
+        /// Layers to serve, LO..HI; all of them by default
+        #[arg(long, env = "AEON_LAYERS", value_name = "LO..HI", help_heading = "Model")]
+        layers: String,
+        /// Threads that run the model for different sessions side by side [default: 2]
+        #[arg(long, env = "AEON_WORKERS", value_name = "N", help_heading = "Model")]
+        workers: usize,
+    }
+}
+
+settings! {
+    /// Where a node listens, and to whom.
+    ListenSettings {
+        /// Unix socket to listen on
+        #[arg(long, env = "AEON_UDS", value_name = "PATH", help_heading = "Listeners")]
+        uds: PathBuf,
+        /// Mode of the socket file, octal [default: 660]
+        #[arg(long, env = "AEON_UDS_MODE", value_name = "MODE", help_heading = "Listeners")]
+        uds_mode: String,
+        /// Group of the socket file, by name or number
+        #[arg(long, env = "AEON_UDS_GROUP", value_name = "GROUP", help_heading = "Listeners")]
+        uds_group: String,
+        /// User ids that may connect to the socket file, beside those in --uds-allow-gid
+        #[arg(long, env = "AEON_UDS_ALLOW_UID", value_name = "UID", value_delimiter = ',', help_heading = "Listeners")]
+        uds_allow_uid: Vec<u32>,
+        /// Group ids that may connect to the socket file
+        #[arg(long, env = "AEON_UDS_ALLOW_GID", value_name = "GID", value_delimiter = ',', help_heading = "Listeners")]
+        uds_allow_gid: Vec<u32>,
+        /// UDP address to listen on
+        #[arg(long, env = "AEON_UDP", value_name = "ADDR:PORT", help_heading = "Listeners")]
+        udp: SocketAddr,
+        /// TCP address to listen on
+        #[arg(long, env = "AEON_TCP", value_name = "ADDR:PORT", help_heading = "Listeners")]
+        tcp: SocketAddr,
+        /// TCP frames without a length in front
+        #[arg(long, env = "AEON_BARE_FRAMES", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", help_heading = "Listeners")]
+        bare_frames: bool,
+        /// Networks that may send over UDP and TCP; replaces the default, loopback
+        #[arg(long, env = "AEON_ALLOW", value_name = "CIDR", value_delimiter = ',', help_heading = "Listeners")]
+        allow: Vec<String>,
+        /// Serve clients that know flag 0x20 as POISON: every reply carries FIN alone (not with UDP)
+        #[arg(long, env = "AEON_STOCK_CLIENTS", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", help_heading = "Listeners")]
+        stock_clients: bool,
+        /// Requests that name no session share one per connection
+        #[arg(long, env = "AEON_CONNECTION_SESSION", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", help_heading = "Listeners")]
+        connection_session: bool,
+    }
+}
+
+settings! {
+    /// What a node takes at most.
+    LimitSettings {
+        /// Bytes of a frame, header included [default: 16777225]
+        #[arg(long, env = "AEON_MAX_FRAME", value_name = "BYTES", help_heading = "Limits")]
+        max_frame: usize,
+        /// Bytes of a datagram [default: 65507]
+        #[arg(long, env = "AEON_MAX_DATAGRAM", value_name = "BYTES", help_heading = "Limits")]
+        max_datagram: usize,
+        /// Positions of one request [default: 4096]
+        #[arg(long, env = "AEON_MAX_SEQ", value_name = "N", help_heading = "Limits")]
+        max_seq: usize,
+        /// Connections at once, all listeners together [default: 16384]
+        #[arg(long, env = "AEON_MAX_CONNECTIONS", value_name = "N", help_heading = "Limits")]
+        max_connections: usize,
+        /// Requests in flight on one connection before its reader stops [default: 64]
+        #[arg(long, env = "AEON_MAX_IN_FLIGHT", value_name = "N", help_heading = "Limits")]
+        max_in_flight: usize,
+        /// Requests waiting for the model or running on it [default: 1024]
+        #[arg(long, env = "AEON_MAX_QUEUED", value_name = "N", help_heading = "Limits")]
+        max_queued: usize,
+        /// Bytes of those requests [default: 268435456]
+        #[arg(long, env = "AEON_MAX_QUEUED_BYTES", value_name = "BYTES", help_heading = "Limits")]
+        max_queued_bytes: usize,
+        /// Sessions at once [default: 4096]
+        #[arg(long, env = "AEON_MAX_SESSIONS", value_name = "N", help_heading = "Limits")]
+        max_sessions: usize,
+        /// Bytes of all sessions [default: 2147483648]
+        #[arg(long, env = "AEON_MAX_SESSION_BYTES", value_name = "BYTES", help_heading = "Limits")]
+        max_session_bytes: usize,
+        /// Seconds after which an unused session is dropped [default: 3600]
+        #[arg(long, env = "AEON_SESSION_IDLE", value_name = "SECONDS", help_heading = "Limits")]
+        session_idle: u64,
+        /// Seconds in which a frame must arrive whole, for each started MiB of it [default: 10]
+        #[arg(long, env = "AEON_FRAME_TIMEOUT", value_name = "SECONDS", help_heading = "Limits")]
+        frame_timeout: u64,
+        /// Seconds without a request after which a connection is closed [default: 3600]
+        #[arg(long, env = "AEON_IDLE_TIMEOUT", value_name = "SECONDS", help_heading = "Limits")]
+        idle_timeout: u64,
+        /// Seconds that a stopping node gives to work in flight [default: 10]
+        #[arg(long, env = "AEON_GRACE", value_name = "SECONDS", help_heading = "Limits")]
+        grace: u64,
+    }
+}
+
+/// All settings of a node, as a file holds them.
+#[derive(Debug, Clone, Default, PartialEq, Args, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct Settings {
+    /// Name that the node gives itself in HELLO [default: the model's name]
+    #[arg(long, env = "AEON_NAME", value_name = "NAME")]
+    pub name: Option<String>,
+    /// `[model]`
+    #[command(flatten)]
+    pub model: ModelSettings,
+    /// `[listen]`
+    #[command(flatten)]
+    pub listen: ListenSettings,
+    /// `[limits]`
+    #[command(flatten)]
+    pub limits: LimitSettings,
+}
+
+impl Settings {
+    /// Reads a TOML file.
+    ///
+    /// # Errors
+    /// [`ConfigError::Read`] or [`ConfigError::Parse`], which names the line.
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let text =
+            std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        toml::from_str(&text).map_err(|source| ConfigError::Parse { path: path.to_owned(), source: Box::new(source) })
+    }
+
+    /// Takes what is not set here from `other`.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            name: self.name.or(other.name),
+            model: self.model.or(other.model),
+            listen: self.listen.or(other.listen),
+            limits: self.limits.or(other.limits),
+        }
+    }
+}
+
+/// A checked configuration.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Name in HELLO.
+    pub name: Option<String>,
+    /// Which model.
+    pub model: ModelSpec,
+    /// Which of its layers; `None` for all.
+    pub layers: Option<Range<u32>>,
+    /// Model threads.
+    pub workers: usize,
+    /// Unix socket.
+    pub uds: Option<PathBuf>,
+    /// Its options.
+    pub uds_options: UdsOptions,
+    /// UDP address.
+    pub udp: Option<SocketAddr>,
+    /// TCP address.
+    pub tcp: Option<SocketAddr>,
+    /// Framing of TCP connections.
+    pub tcp_framing: Framing,
+    /// Who may send over UDP and TCP.
+    pub allow: AllowList,
+    /// Options of connections.
+    pub connection: ConnectionOptions,
+    /// Whether requests without a session share one per connection.
+    pub connection_session: bool,
+    /// Connections at once.
+    pub max_connections: usize,
+    /// Limits of the station.
+    pub limits: Limits,
+    /// Time for work in flight when stopping.
+    pub grace: Duration,
+}
+
+impl TryFrom<Settings> for Config {
+    type Error = ConfigError;
+
+    fn try_from(settings: Settings) -> Result<Self, ConfigError> {
+        let Settings { name, model, listen, limits } = settings;
+        let spec = ModelSpec::parse(model.model.as_deref().unwrap_or("demo"))?;
+        let layers = model.layers.as_deref().map(LayerSpec::parse).transpose()?.map(|layers| layers.range());
+        if listen.uds.is_none() && listen.udp.is_none() && listen.tcp.is_none() {
+            return Err(ConfigError::NoListener);
+        }
+        let stock_clients = listen.stock_clients.unwrap_or(false);
+        if stock_clients && listen.udp.is_some() {
+            return Err(ConfigError::StockClientsOverUdp);
+        }
+        let mode = listen.uds_mode.as_deref().unwrap_or("660");
+        let mode = u32::from_str_radix(mode, 8).ok().filter(|mode| *mode <= 0o777).ok_or_else(|| {
+            ConfigError::Value { name: "uds-mode", got: mode.to_owned(), expected: "an octal mode such as 660" }
+        })?;
+        let networks = listen.allow.unwrap_or_default();
+        let networks = networks.iter().map(|text| {
+            let expected = "a network such as 10.0.0.0/8, or an address";
+            parse_network(text).map_err(|_| ConfigError::Value { name: "allow", got: text.clone(), expected })
+        });
+        let allow = AllowList::new(networks.collect::<Result<_, _>>()?);
+        let defaults = (Limits::default(), ConnectionOptions::default());
+        let at_least = |name, value: Option<usize>, default: usize, least: usize, expected| match value {
+            Some(value) if value < least => Err(ConfigError::Value { name, got: value.to_string(), expected }),
+            value => Ok(value.unwrap_or(default)),
+        };
+        let positive = |name, value, default| at_least(name, value, default, 1, "at least 1");
+        let max_frame_len = at_least("max-frame", limits.max_frame, defaults.0.max_frame_len, 1024, "at least 1024")?
+            .min(defaults.0.max_frame_len);
+        let station_limits = Limits {
+            max_frame_len,
+            max_datagram_len: at_least("max-datagram", limits.max_datagram, MAX_DATAGRAM_LEN, 1024, "at least 1024")?
+                .min(MAX_DATAGRAM_LEN),
+            max_positions: positive("max-seq", limits.max_seq, defaults.0.max_positions)?,
+            queue: crate::model::worker::QueueLimits {
+                items: positive("max-queued", limits.max_queued, defaults.0.queue.items)?,
+                bytes: positive("max-queued-bytes", limits.max_queued_bytes, defaults.0.queue.bytes)?,
+            },
+            sessions: crate::model::session::SessionLimits {
+                count: positive("max-sessions", limits.max_sessions, defaults.0.sessions.count)?,
+                bytes: positive("max-session-bytes", limits.max_session_bytes, defaults.0.sessions.bytes)?,
+                max_idle: limits.session_idle.map_or(defaults.0.sessions.max_idle, Duration::from_secs),
+            },
+            retry_after: defaults.0.retry_after,
+        };
+        let connection = ConnectionOptions {
+            framing: Framing::Prefixed,
+            max_frame_len,
+            max_in_flight: positive("max-in-flight", limits.max_in_flight, defaults.1.max_in_flight)?,
+            half_frame_timeout: limits.frame_timeout.map_or(defaults.1.half_frame_timeout, Duration::from_secs),
+            idle_timeout: limits.idle_timeout.map_or(defaults.1.idle_timeout, Duration::from_secs),
+            write_timeout: defaults.1.write_timeout,
+            stock_clients,
+        };
+        let credentials = CredentialList {
+            uids: listen.uds_allow_uid.unwrap_or_default(),
+            gids: listen.uds_allow_gid.unwrap_or_default(),
+        };
+        Ok(Self {
+            name,
+            model: spec,
+            layers,
+            workers: positive("workers", model.workers, 2)?,
+            uds: listen.uds,
+            uds_options: UdsOptions { mode, group: listen.uds_group, credentials },
+            udp: listen.udp,
+            tcp: listen.tcp,
+            tcp_framing: if listen.bare_frames.unwrap_or(false) { Framing::Bare } else { Framing::Prefixed },
+            allow,
+            connection,
+            connection_session: listen.connection_session.unwrap_or(false),
+            max_connections: positive("max-connections", limits.max_connections, 16_384)?,
+            limits: station_limits,
+            grace: Duration::from_secs(limits.grace.unwrap_or(10)),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn from_toml(text: &str) -> Result<Settings, ConfigError> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("aeon.toml");
+        std::fs::write(&path, text).unwrap();
+        Settings::read(&path)
+    }
+
+    #[test]
+    fn a_file_fills_in_what_flags_leave_open() {
+        let file = from_toml(
+            "name = \"n\"\n[model]\nmodel = \"identity:8\"\n[listen]\nuds = \"/a\"\ntcp = \"127.0.0.1:1\"\n[limits]\ngrace = 3\n",
+        );
+        let flags = Settings {
+            listen: ListenSettings { uds: Some("/b".into()), ..ListenSettings::default() },
+            ..Settings::default()
+        };
+        let config = Config::try_from(flags.or(file.unwrap())).unwrap();
+        assert_eq!((config.uds.as_deref(), config.tcp), (Some(Path::new("/b")), "127.0.0.1:1".parse().ok()));
+        assert_eq!((config.name.as_deref(), config.grace), (Some("n"), Duration::from_secs(3)));
+        assert_eq!(config.model, ModelSpec::Identity { hidden_dim: 8, vocab: 65_536 });
+        assert_eq!(config.limits.max_positions, Limits::default().max_positions);
+    }
+
+    #[test]
+    fn an_unknown_key_names_itself_and_its_line() {
+        let error = from_toml("[listen]\nudss = \"/a\"\n").unwrap_err().to_string();
+        assert!(error.contains("udss") && error.contains("line 2"), "{error}");
+        assert!(matches!(from_toml("[listen\n"), Err(ConfigError::Parse { .. })));
+        assert!(matches!(Settings::read(Path::new("/nowhere")), Err(ConfigError::Read { .. })));
+    }
+
+    #[test]
+    fn mistakes_are_found_before_anything_is_bound() {
+        let check = |edit: fn(&mut Settings)| {
+            let mut settings = Settings::default();
+            settings.listen.uds = Some("/a".into());
+            edit(&mut settings);
+            Config::try_from(settings).map(|_| ()).map_err(|error| error.to_string())
+        };
+        assert_eq!(check(|_| ()), Ok(()));
+        let cases: [(fn(&mut Settings), &str); 8] = [
+            (|s| s.listen.uds = None, "nothing to listen on"),
+            (|s| s.model.model = Some("identity:x".into()), "identity"),
+            (|s| s.model.layers = Some("5..2".into()), "layers"),
+            (|s| s.listen.uds_mode = Some("999".into()), "uds-mode"),
+            (|s| s.listen.allow = Some(vec!["10.0.0.0/40".into()]), "allow"),
+            (|s| s.limits.max_frame = Some(10), "max-frame"),
+            (|s| s.limits.max_in_flight = Some(0), "max-in-flight"),
+            (
+                |s| {
+                    s.listen.stock_clients = Some(true);
+                    s.listen.udp = "127.0.0.1:0".parse().ok();
+                },
+                "--stock-clients",
+            ),
+        ];
+        for (edit, word) in cases {
+            let error = check(edit).unwrap_err();
+            assert!(error.contains(word), "{error}");
+        }
+    }
+}
