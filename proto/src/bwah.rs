@@ -70,13 +70,40 @@ pub enum BwahError {
         extra: usize,
     },
     /// One of the two payloads is at fault.
-    #[error("payload")]
+    #[error("payload does not decode")]
     InnerBlobError(#[source] BlobError),
+}
+
+impl BwahError {
+    /// The fault's name in the specification.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Truncated { .. } => "Truncated",
+            Self::BadMagic { .. } => "BadMagic",
+            Self::BadVersion { .. } => "BadVersion",
+            Self::ReservedFlags { .. } => "ReservedFlags",
+            Self::TrailingBytes { .. } => "TrailingBytes",
+            Self::InnerBlobError(_) => "InnerBlobError",
+        }
+    }
+}
+
+impl BlobFault {
+    /// The fault's name in the specification.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Bw(cause) => cause.name(),
+            Self::Mime => "Mime",
+            Self::Length { .. } => "Length",
+        }
+    }
 }
 
 /// Which payload is at fault, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{blob:?}")]
+#[error("{blob}")]
 pub struct BlobError {
     /// Which one.
     pub blob: Blob,
@@ -92,6 +119,15 @@ pub enum Blob {
     Tail,
     /// The keys and values of the prefix.
     Kv,
+}
+
+impl core::fmt::Display for Blob {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            Self::Tail => "tail",
+            Self::Kv => "kv slab",
+        })
+    }
 }
 
 /// What can be wrong with a payload.
@@ -113,7 +149,7 @@ pub enum BlobFault {
 
 /// Why values cannot be put into an envelope: a payload's blob does not fit 32 bits of length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{blob:?} of {values} values is too long for an envelope")]
+#[error("{blob} of {values} values is too long for an envelope")]
 pub struct EncodeError {
     /// Which payload.
     pub blob: Blob,

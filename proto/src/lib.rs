@@ -17,6 +17,8 @@ pub mod bwah;
 pub mod cursor;
 pub mod fragment;
 pub mod frame;
+#[cfg(feature = "js")]
+pub mod js;
 pub mod json;
 pub mod meta;
 pub mod payload;

@@ -134,6 +134,28 @@ pub enum DecodeError {
     },
 }
 
+impl DecodeError {
+    /// The fault's name in the specification.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Truncated { .. } => "Truncated",
+            Self::BadMagic { .. } => "BadMagic",
+            Self::UnsupportedFlags { .. } => "UnsupportedFlags",
+            Self::BadVersion { .. } => "BadVersion",
+            Self::UnknownMime { .. } => "UnknownMime",
+            Self::WordSize { .. } => "WordSize",
+            Self::UnexpectedMime { .. } => "UnexpectedMime",
+            Self::MimeTooLong { .. } => "MimeTooLong",
+            Self::MimeNotUtf8 { .. } => "MimeNotUtf8",
+            Self::NonCanonicalMime { .. } => "NonCanonicalMime",
+            Self::TailLen { .. } => "TailLen",
+            Self::TrailingBytes { .. } => "TrailingBytes",
+            Self::Fingerprint { .. } => "Fingerprint",
+        }
+    }
+}
+
 impl From<Truncated> for DecodeError {
     fn from(Truncated { offset, needed, left }: Truncated) -> Self {
         Self::Truncated { offset, needed, left }
