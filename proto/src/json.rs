@@ -6,7 +6,7 @@
 use alloc::{borrow::Cow, string::String, vec::Vec};
 use core::{cell::RefCell, fmt};
 
-use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
 /// Levels of nesting that are read; the object itself is the first.
 pub const MAX_DEPTH: usize = 32;
