@@ -18,6 +18,8 @@ pub mod cursor;
 pub mod fragment;
 pub mod frame;
 pub mod hash;
+#[cfg(feature = "js")]
+pub mod js;
 pub mod json;
 pub mod kernel;
 pub mod meta;

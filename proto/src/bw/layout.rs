@@ -110,27 +110,32 @@ pub(super) const fn blob_len(mime_ext_len: usize, orig_len: u32) -> usize {
     HEADER_LEN.saturating_add(mime_ext_len).saturating_add(LENGTHS_LEN).saturating_add(orig_len as usize)
 }
 
-/// Appends a blob to `out`, with `parity` and `packed` filled in by `pack`.
+/// Appends a blob to `out`. `pack` fills `parity` and `packed` from all of `input` and returns the fingerprint, which
+/// replaces the one in `header`.
 pub(super) fn write(
     out: &mut Vec<u8>,
-    header: Header,
+    mut header: Header,
     mime_ext: &[u8],
     orig_len: u32,
     input: &[u8],
-    pack: impl FnOnce(&[Word], &mut [Parity], &mut [Packed]),
+    pack: impl FnOnce(&[u8], &mut [Parity], &mut [Packed]) -> u64,
 ) {
+    let start = out.len();
     out.reserve(blob_len(mime_ext.len(), orig_len));
-    out.extend_from_slice(&header.encode());
+    out.extend_from_slice(&[0; HEADER_LEN]);
     out.extend_from_slice(mime_ext);
     out.extend_from_slice(&orig_len.to_le_bytes());
-    let (words, tail) = input.as_chunks();
+    let (words, tail) = input.as_chunks::<8>();
     out.push(tail.len() as u8);
     out.extend_from_slice(tail);
-    let start = out.len();
-    out.resize(start.saturating_add(words.as_flattened().len()), 0);
-    if let Some(body) = out.get_mut(start..)
+    let body = out.len();
+    out.resize(body.saturating_add(words.as_flattened().len()), 0);
+    if let Some(body) = out.get_mut(body..)
         && let Some((parity, packed)) = body.split_at_mut_checked(body.len() / 4)
     {
-        pack(words, parity.as_chunks_mut().0, packed.as_chunks_mut().0);
+        header.fp48 = pack(input, parity.as_chunks_mut().0, packed.as_chunks_mut().0);
+    }
+    if let Some(slot) = out.get_mut(start..).and_then(<[u8]>::first_chunk_mut) {
+        *slot = header.encode();
     }
 }

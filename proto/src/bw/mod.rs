@@ -13,6 +13,8 @@
 //! # Ok::<(), bw::DecodeError>(())
 //! ```
 
+#[cfg(all(feature = "std", target_arch = "x86_64"))]
+mod hash;
 mod layout;
 mod reference;
 #[cfg(all(feature = "std", target_arch = "x86_64"))]
@@ -22,7 +24,7 @@ use alloc::{vec, vec::Vec};
 
 use xxhash_rust::xxh64::xxh64;
 
-use self::layout::{Header, MAGIC, MAX_MIME_EXT_LEN, MIME_INLINE, Packed, Parity, Sections, Word};
+use self::layout::{Header, MAGIC, MAX_MIME_EXT_LEN, MIME_INLINE, Packed, Parity, Sections};
 pub use self::{decode as decode_bw, encode as encode_bw};
 use crate::cursor::{Cursor, Truncated};
 
@@ -30,6 +32,9 @@ use crate::cursor::{Cursor, Truncated};
 pub const OCTET_STREAM: &str = "application/octet-stream";
 /// Bytes that a blob of a coded type is longer than its content.
 pub const OVERHEAD: usize = 20;
+
+/// The bits of a fingerprint.
+const FP48_MASK: u64 = 0xffff_ffff_ffff;
 
 /// Types that have a code; the code is the index. Any other type is written out.
 const CODED: [&str; 3] = [OCTET_STREAM, "application/json", "text/plain"];
@@ -129,6 +134,28 @@ pub enum DecodeError {
     },
 }
 
+impl DecodeError {
+    /// The fault's name in the specification.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Truncated { .. } => "Truncated",
+            Self::BadMagic { .. } => "BadMagic",
+            Self::UnsupportedFlags { .. } => "UnsupportedFlags",
+            Self::BadVersion { .. } => "BadVersion",
+            Self::UnknownMime { .. } => "UnknownMime",
+            Self::WordSize { .. } => "WordSize",
+            Self::UnexpectedMime { .. } => "UnexpectedMime",
+            Self::MimeTooLong { .. } => "MimeTooLong",
+            Self::MimeNotUtf8 { .. } => "MimeNotUtf8",
+            Self::NonCanonicalMime { .. } => "NonCanonicalMime",
+            Self::TailLen { .. } => "TailLen",
+            Self::TrailingBytes { .. } => "TrailingBytes",
+            Self::Fingerprint { .. } => "Fingerprint",
+        }
+    }
+}
+
 impl From<Truncated> for DecodeError {
     fn from(Truncated { offset, needed, left }: Truncated) -> Self {
         Self::Truncated { offset, needed, left }
@@ -155,7 +182,7 @@ pub enum EncodeError {
 /// The low 48 bits of the XXH64 (seed 0) of some bytes.
 #[must_use]
 pub fn fp48(bytes: &[u8]) -> u64 {
-    xxh64(bytes, 0) & 0xffff_ffff_ffff
+    xxh64(bytes, 0) & FP48_MASK
 }
 
 /// Encodes bytes of the type `mime`.
@@ -193,7 +220,7 @@ pub fn encode_into(bytes: &[u8], mime: &str, out: &mut Vec<u8>) -> Result<(), En
         magic: MAGIC,
         version: layout::VERSION,
         mime_code: code,
-        fp48: fp48(bytes),
+        fp48: 0,
         word_bits: layout::WORD_BITS,
         parity_bits: layout::PARITY_BITS,
         mime_ext_len,
@@ -296,12 +323,11 @@ impl<'a> Blob<'a> {
     /// [`DecodeError::Fingerprint`] if the content has changed (`out` holds it then), or if `out` has another length.
     pub fn unpack(&self, out: &mut [u8]) -> Result<(), DecodeError> {
         let Sections { tail, parity, packed, .. } = self.sections;
-        let (words, rest) = out.as_chunks_mut();
+        let (_, rest) = out.as_chunks_mut::<8>();
         if rest.len() == tail.len() {
-            unpack(parity, packed, words);
             rest.copy_from_slice(tail);
         }
-        match fp48(out) {
+        match unpack(parity, packed, out) {
             got if got == self.fp48 => Ok(()),
             got => Err(DecodeError::Fingerprint { expected: self.fp48, got }),
         }
@@ -320,20 +346,24 @@ fn written_mime<'a>(cursor: &mut Cursor<'a>, len: usize) -> Result<&'a str, Deco
     }
 }
 
-fn pack(words: &[Word], parity: &mut [Parity], packed: &mut [Packed]) {
+/// Packs the words of `input` and returns the fingerprint of all of it.
+fn pack(input: &[u8], parity: &mut [Parity], packed: &mut [Packed]) -> u64 {
     #[cfg(all(feature = "std", target_arch = "x86_64"))]
     if let Some(path) = x86::Path::detect() {
-        return path.pack(words, parity, packed);
+        return path.pack(input, parity, packed) & FP48_MASK;
     }
-    reference::pack(words, parity, packed);
+    reference::pack(input.as_chunks().0, parity, packed);
+    fp48(input)
 }
 
-fn unpack(parity: &[Parity], packed: &[Packed], words: &mut [Word]) {
+/// Unpacks into the words of `output`, whose tail is there already, and returns the fingerprint of all of it.
+fn unpack(parity: &[Parity], packed: &[Packed], output: &mut [u8]) -> u64 {
     #[cfg(all(feature = "std", target_arch = "x86_64"))]
     if let Some(path) = x86::Path::detect() {
-        return path.unpack(parity, packed, words);
+        return path.unpack(parity, packed, output) & FP48_MASK;
     }
-    reference::unpack(parity, packed, words);
+    reference::unpack(parity, packed, output.as_chunks_mut().0);
+    fp48(output)
 }
 
 #[cfg(test)]

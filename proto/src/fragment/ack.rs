@@ -158,7 +158,8 @@ impl<T> Default for InFlight<T> {
 impl<T> InFlight<T> {
     /// Notes a frame as sent at `now_ms`; a frame with the same stream and sequence is replaced and returned.
     ///
-    /// How many may be in flight is the sender's choice: look at [`InFlight::len`] first.
+    /// How many may be in flight is the sender's choice: look at [`InFlight::len`] first. A stream on which sequences more
+    /// than [`super::MAX_GAP`] apart are in flight loses frames, because the receiver gives up what is only late.
     pub fn insert(&mut self, stream_id: u16, sequence: u32, now_ms: u64, frame: T) -> Option<T> {
         self.frames.insert((stream_id, sequence), Sent { sent_ms: now_ms, frame }).map(|sent| sent.frame)
     }

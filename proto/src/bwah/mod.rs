@@ -16,8 +16,11 @@
 //! are [`crate::bw`] blobs of little-endian f32 values, whose bit patterns survive both ways, NaNs included; whether a
 //! NaN is welcome is for the caller to say. Nothing here knows frames: the envelope travels in a frame body or over HTTP.
 
+mod error;
+
 use alloc::{borrow::Cow, vec, vec::Vec};
 
+pub use self::error::{Blob, BlobError, BlobFault, BwahError, EncodeError};
 use crate::{bw, cursor::Cursor};
 
 /// Bytes in front of the blobs of a reply.
@@ -31,95 +34,6 @@ const VERSION: u8 = 0x01;
 const HIT: u8 = 0x01;
 /// Flags: there is a tail.
 const TAIL_PRESENT: u8 = 0x02;
-
-/// Why bytes are not an envelope. A missing header is told before anything that it might have said.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum BwahError {
-    /// Fewer bytes than the header, or than the header announces.
-    #[error("{needed} bytes expected at offset {offset}, {left} left")]
-    Truncated {
-        /// Where the missing part starts.
-        offset: usize,
-        /// Bytes that it takes.
-        needed: usize,
-        /// Bytes that are there.
-        left: usize,
-    },
-    /// Bytes 0..4 are not `BWAH`.
-    #[error("magic {got:02x?} is not BWAH")]
-    BadMagic {
-        /// The bytes there are.
-        got: [u8; 4],
-    },
-    /// Byte 4 is not 1.
-    #[error("version {got} is not 1")]
-    BadVersion {
-        /// The version there is.
-        got: u8,
-    },
-    /// Flags other than 0x03, or than 0x01 in a reply whose `tail_len` is 0.
-    #[error("reserved flags {flags:#04x}")]
-    ReservedFlags {
-        /// The flags there are.
-        flags: u8,
-    },
-    /// More bytes than the two lengths account for.
-    #[error("{extra} bytes after the end of the envelope")]
-    TrailingBytes {
-        /// Bytes too many.
-        extra: usize,
-    },
-    /// One of the two payloads is at fault.
-    #[error("payload")]
-    InnerBlobError(#[source] BlobError),
-}
-
-/// Which payload is at fault, and how.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{blob:?}")]
-pub struct BlobError {
-    /// Which one.
-    pub blob: Blob,
-    /// What is wrong with it.
-    #[source]
-    pub fault: BlobFault,
-}
-
-/// The two payloads of an envelope.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Blob {
-    /// The residual at the last position of the prefix.
-    Tail,
-    /// The keys and values of the prefix.
-    Kv,
-}
-
-/// What can be wrong with a payload.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum BlobFault {
-    /// It is no blob.
-    #[error("no .bw blob")]
-    Bw(#[from] bw::DecodeError),
-    /// It is a blob of another type than application/octet-stream.
-    #[error("not of type application/octet-stream")]
-    Mime,
-    /// Its content is no whole number of f32 values.
-    #[error("content of {len} bytes is no multiple of 4")]
-    Length {
-        /// Bytes of the content.
-        len: usize,
-    },
-}
-
-/// Why values cannot be put into an envelope: a payload's blob does not fit 32 bits of length.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{blob:?} of {values} values is too long for an envelope")]
-pub struct EncodeError {
-    /// Which payload.
-    pub blob: Blob,
-    /// How many f32 values it has.
-    pub values: usize,
-}
 
 /// A reply as it was decoded.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -331,12 +245,6 @@ impl<'a> CaptureView<'a> {
         let (layer_lo, layer_hi) = (cursor.u16_le()?, cursor.u16_le()?);
         let (tail, kv) = blobs(&cursor, tail_len, kv_len)?;
         Ok(Self { prefix_hash, prefix_len, layer_lo, layer_hi, tail, kv })
-    }
-}
-
-impl From<crate::cursor::Truncated> for BwahError {
-    fn from(crate::cursor::Truncated { offset, needed, left }: crate::cursor::Truncated) -> Self {
-        Self::Truncated { offset, needed, left }
     }
 }
 
