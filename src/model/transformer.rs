@@ -64,6 +64,42 @@ impl Transformer {
         &self.config
     }
 
+    /// The contents of a cache, `[layer][keys, values][position][kv_heads * head_dim]`; keys after the rotation.
+    ///
+    /// # Errors
+    /// [`ModelError::ForeignCache`].
+    pub fn export_cache(&self, cache: &dyn Cache) -> Result<Vec<f32>, ModelError> {
+        let any: &dyn Any = cache;
+        let cache = any.downcast_ref::<KvCache>().filter(|cache| self.owns(cache)).ok_or(ModelError::ForeignCache)?;
+        Ok(cache.layers.iter().flat_map(|layer| layer.keys.iter().chain(&layer.values)).copied().collect())
+    }
+
+    /// A cache with contents in the form of [`Transformer::export_cache`].
+    ///
+    /// # Errors
+    /// [`ModelError::ForeignCache`] if the number of values does not fit this model.
+    pub fn import_cache(&self, values: &[f32]) -> Result<Box<dyn Cache>, ModelError> {
+        let position_len = self.cache_bytes_per_position() / size_of::<f32>();
+        if !values.len().is_multiple_of(position_len) {
+            return Err(ModelError::ForeignCache);
+        }
+        let len = values.len() / position_len;
+        let mut cache = KvCache::new(self.weights.layers.len(), self.config.kv_dim());
+        let part_len = len * cache.kv_dim;
+        let mut parts = values.chunks_exact(part_len.max(1));
+        for layer in &mut cache.layers {
+            layer.keys.extend(parts.next().into_iter().flatten());
+            layer.values.extend(parts.next().into_iter().flatten());
+        }
+        cache.len = len;
+        Ok(Box::new(cache))
+    }
+
+    /// Whether a cache is shaped like this model's.
+    fn owns(&self, cache: &KvCache) -> bool {
+        cache.layers.len() == self.weights.layers.len() && cache.kv_dim == self.config.kv_dim()
+    }
+
     fn not_here(&self, part: &'static str) -> ModelError {
         let Range { start: lo, end: hi } = self.info.layers;
         ModelError::NotHere { part, lo, hi, n_layers: self.info.n_layers }
@@ -141,10 +177,7 @@ impl LayerRange for Transformer {
         cancel: &CancelToken,
     ) -> Result<Vec<f32>, ModelError> {
         let cache: &mut dyn Any = cache;
-        let cache = cache.downcast_mut::<KvCache>().ok_or(ModelError::ForeignCache)?;
-        if cache.layers.len() != self.weights.layers.len() || cache.kv_dim != self.config.kv_dim() {
-            return Err(ModelError::ForeignCache);
-        }
+        let cache = cache.downcast_mut::<KvCache>().filter(|cache| self.owns(cache)).ok_or(ModelError::ForeignCache)?;
         let before = cache.len;
         let mut out = Vec::with_capacity(residuals.len());
         for chunk in residuals.chunks(CHUNK * self.config.hidden_size) {
