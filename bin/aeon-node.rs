@@ -1,6 +1,8 @@
 //! A station on any of the carriers, configured by a file, the environment and flags.
 
 mod common;
+#[path = "common/node.rs"]
+mod node;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -21,7 +23,7 @@ struct Cli {
     #[command(flatten)]
     settings: Settings,
     #[command(flatten)]
-    description: common::SelfDescription,
+    description: node::SelfDescription,
 }
 
 #[derive(Debug, Subcommand)]
@@ -48,6 +50,6 @@ fn main() -> ExitCode {
                 ExitCode::from(common::USAGE)
             }
         },
-        None => common::run_node::<Cli>(&description, || configuration(config, settings)),
+        None => node::run_node::<Cli>(&description, || configuration(config, settings)),
     }
 }

@@ -1,6 +1,8 @@
 //! A station on UDP, in place of the original program of this name.
 
 mod common;
+#[path = "common/node.rs"]
+mod node;
 
 use std::{net::SocketAddr, process::ExitCode};
 
@@ -20,12 +22,12 @@ struct Cli {
     #[arg(long, value_name = "CIDR")]
     allow: Option<Vec<String>>,
     #[command(flatten)]
-    description: common::SelfDescription,
+    description: node::SelfDescription,
 }
 
 fn main() -> ExitCode {
     let Cli { bind, model, allow, description } = common::parse();
-    common::run_node::<Cli>(&description, || {
+    node::run_node::<Cli>(&description, || {
         let listen = ListenSettings { udp: bind, allow, ..ListenSettings::default() };
         Config::try_from(Settings { model, listen, ..Settings::default() })
     })

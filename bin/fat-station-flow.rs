@@ -1,6 +1,8 @@
 //! A station on a Unix socket, in place of the original program of this name.
 
 mod common;
+#[path = "common/node.rs"]
+mod node;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -23,12 +25,12 @@ struct Cli {
     #[arg(long)]
     connection_session: bool,
     #[command(flatten)]
-    description: common::SelfDescription,
+    description: node::SelfDescription,
 }
 
 fn main() -> ExitCode {
     let Cli { socket, model, stock_clients, connection_session, description } = common::parse();
-    common::run_node::<Cli>(&description, || {
+    node::run_node::<Cli>(&description, || {
         let listen = ListenSettings {
             uds: socket,
             stock_clients: Some(stock_clients),

@@ -159,8 +159,9 @@ impl Generate {
 
     fn encode(&self, tokenizer: &Tokenizer, prompt: &str, pipeline: &Pipeline) -> anyhow::Result<Vec<u32>> {
         let mut ids = if self.chat {
-            let template =
-                tokenizer.chat_template().ok_or_else(|| usage("this model's files have no chat template; leave --chat out"))?;
+            let template = tokenizer
+                .chat_template()
+                .ok_or_else(|| usage("this model's files have no chat template; leave --chat out"))?;
             tokenizer.encode(&template.render(&[Message::new("user", prompt)], true)?, false)?
         } else {
             tokenizer.encode(prompt, true)?
