@@ -383,7 +383,8 @@ mod tests {
             Config::try_from(settings).map(|_| ()).map_err(|error| error.to_string())
         };
         assert_eq!(check(|_| ()), Ok(()));
-        let cases: [(fn(&mut Settings), &str); 8] = [
+        type Edit = fn(&mut Settings);
+        let cases: [(Edit, &str); 8] = [
             (|s| s.listen.uds = None, "nothing to listen on"),
             (|s| s.model.model = Some("identity:x".into()), "identity"),
             (|s| s.model.layers = Some("5..2".into()), "layers"),

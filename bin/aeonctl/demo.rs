@@ -8,8 +8,8 @@ use std::{
 use aeon_station::{
     client::{
         Pipeline, StationAddress,
-        generate::{GenerateOptions, Stop, generate},
-        sampler::Sampling,
+        generate::{GenerateOptions, generate},
+        sampler::{Sampler, Sampling},
     },
     config::{Config, ListenSettings, ModelSettings, Settings},
     daemon::Node,
@@ -30,7 +30,16 @@ pub(crate) struct Demo {
     /// Tokens to generate
     #[arg(long, value_name = "N", default_value_t = 120)]
     max_tokens: usize,
+    /// 0 takes the most likely token each time; higher is bolder
+    #[arg(long, value_name = "T", default_value_t = 0.8)]
+    temperature: f32,
+    /// Seed of the draws
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
 }
+
+/// Candidates for each draw.
+const TOP_K: u32 = 64;
 
 /// A folder that only this user can enter, removed at the end.
 struct PrivateFolder(PathBuf);
@@ -80,13 +89,13 @@ impl Demo {
         let ids = tokenizer.encode(&self.prompt, true)?;
         let options = GenerateOptions {
             max_tokens: self.max_tokens,
-            sampling: Sampling { temperature: 0.0, top_p: 1.0, seed: 0 },
-            top_k: 1,
+            sampling: Sampling { temperature: self.temperature, top_p: 0.95, seed: self.seed },
+            top_k: TOP_K,
             stop: Vec::new(),
         };
         let generated = generate(&mut pipeline, &ids, &options, |_| true).await?;
         let text = tokenizer.decode(&generated.tokens);
-        let unsplit = unsplit(&whole, &ids, generated.tokens.len(), generated.stop)?;
+        let unsplit = unsplit(&whole, &ids, &options)?;
         let same = unsplit == generated.tokens;
         let hops = report::hops(&pipeline);
         let mut value = report::json(&generated, ids.len(), &hops, &text);
@@ -108,25 +117,23 @@ impl Demo {
 }
 
 /// The tokens of the same model in one piece, without any carrier.
-fn unsplit(model: &dyn LayerRange, prompt: &[u32], count: usize, stop: Stop) -> anyhow::Result<Vec<u32>> {
+fn unsplit(model: &dyn LayerRange, prompt: &[u32], options: &GenerateOptions) -> anyhow::Result<Vec<u32>> {
     let cancel = CancelToken::default();
+    let mut sampler = Sampler::new(options.sampling);
     let width = model.info().hidden_dim;
     let mut cache = model.new_cache();
     let mut tokens: Vec<u32> = Vec::new();
     let mut input = prompt.to_vec();
-    // A text that the model ended has one more step: the one that ended it.
-    let steps = count + usize::from(matches!(stop, Stop::EndOfText(_)));
-    for _ in 0..steps {
+    while tokens.len() < options.max_tokens && cache.len() + input.len() <= model.info().max_position {
         let residuals = model.forward(cache.as_mut(), model.embed(&input)?, &cancel)?;
         let last = residuals.len() - width;
-        let HeadOutput::Tokens(next) = model.head(&residuals[last..], Head::Token, &cancel)? else {
-            anyhow::bail!("a token was asked for");
-        };
-        if model.info().eos.contains(&next[0]) {
+        let best = model.head(&residuals[last..], Head::TopK(options.top_k as usize), &cancel)?;
+        let HeadOutput::TopK { ids, logits, .. } = best else { anyhow::bail!("the best few tokens were asked for") };
+        let Some(token) = sampler.choose(&ids, &logits).filter(|token| !model.info().eos.contains(token)) else {
             break;
-        }
-        tokens.push(next[0]);
-        input = next;
+        };
+        tokens.push(token);
+        input = vec![token];
     }
     Ok(tokens)
 }

@@ -207,7 +207,10 @@ mod tests {
         let barrier = Arc::new(Barrier::new(2));
         for name in ["a", "b"] {
             let barrier = Arc::clone(&barrier);
-            pool.submit(Some(name.into()), 1, move || drop(barrier.wait())).unwrap();
+            pool.submit(Some(name.into()), 1, move || {
+                barrier.wait();
+            })
+            .unwrap();
             for n in 0..100 {
                 let tx = tx.clone();
                 pool.submit(Some(name.into()), 1, move || tx.send((name, n)).unwrap()).unwrap();
