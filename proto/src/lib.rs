@@ -16,6 +16,7 @@ pub mod cursor;
 pub mod frame;
 pub mod hash;
 pub mod json;
+pub mod kernel;
 pub mod meta;
 pub mod payload;
 pub mod pcar;
