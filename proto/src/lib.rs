@@ -19,6 +19,7 @@ pub mod json;
 pub mod kernel;
 pub mod meta;
 pub mod payload;
+pub mod pcab;
 pub mod pcar;
 pub mod residual;
 pub mod route;
