@@ -18,6 +18,7 @@ pub mod hash;
 pub mod json;
 pub mod kernel;
 pub mod meta;
+pub mod methodology;
 pub mod payload;
 pub mod pcab;
 pub mod pcar;

@@ -218,6 +218,9 @@ fn the_writer_refuses_what_cannot_be_opened() {
     assert!(writer.finish("{}").is_ok());
 }
 
+/// Boundary, mean, basis, variance, and the boundary whose basis it shares.
+type Owned = (u32, Vec<f32>, Vec<f32>, Vec<f32>, Option<u32>);
+
 /// Writes an opened file again.
 fn rewrite(file: &Pcab<'_>) -> Vec<u8> {
     let parts: Vec<_> = file.entries().map(|entry| (entry, entry.mean(), entry.basis(), entry.variance())).collect();
@@ -269,7 +272,7 @@ proptest! {
         note in "[a-z\"\\\\é𝄞]{0,20}",
     ) {
         let number = |n: usize| f32::from_bits(bits[n % bits.len()]);
-        let mut entries: Vec<(u32, Vec<f32>, Vec<f32>, Vec<f32>, Option<u32>)> = Vec::new();
+        let mut entries: Vec<Owned> = Vec::new();
         let mut boundary = 0;
         for (n, (step, k, share)) in shape.iter().enumerate() {
             let k = (*k).min(d);
