@@ -156,6 +156,8 @@ def pcab_cases():
         return data
 
     yield good("shared basis and mean only", 3, 0xDEADBEEF, SMALL, b'{"m":1}')
+    toy = [(3, [0.5, -1.0], [[0.0, 1.0]], [4.0, 5.0])]
+    yield good("worked example of the specification", 2, 0x2A, toy, b'{"model":"toy"}')
     yield good("smallest", 1, 0, [(0, [0.0], [], [0.0])], b"")
     yield good("empty object", 1, 1, [(2**32 - 1, [2.0], [[-1.0]], [4.0, 4.0])], b"{}")
     yield good("k = d", 2, 9, [(1, [0.0, 0.0], [[0.0, 1.0], [1.0, 0.0]], [2.0, 2.0, 4.0])], '{"é":"\U0001d11e"}'.encode())
@@ -328,21 +330,15 @@ class Random:
 
 
 def kernel_cases():
-    random = Random(2026)
-    shapes = [(1, 0, 1), (1, 1, 1), (3, 2, 2), (15, 1, 1), (16, 3, 1), (17, 3, 5), (40, 5, 1), (64, 9, 3), (130, 4, 1),
-              (272, 2, 1)]
-    for d, k, n in shapes:
-        mean, basis = random.values(d), [random.values(d) for _ in range(k)]
-        components, residuals = [random.values(k) for _ in range(n)], [random.values(d) for _ in range(n)]
+    def flat(rows):
+        return " ".join(bits(v) for row in rows for v in row)
 
-        def flat(rows):
-            return " ".join(bits(v) for row in rows for v in row)
-
-        yield {
-            "name": "d %d, k %d, n %d" % (d, k, n),
-            "d": d,
-            "k": k,
-            "n": n,
+    def case(name, mean, basis, components, residuals):
+        return {
+            "name": name,
+            "d": len(mean),
+            "k": len(basis),
+            "n": len(components),
             "mean": flat([mean]),
             "basis": flat(basis),
             "components": flat(components),
@@ -350,6 +346,17 @@ def kernel_cases():
             "lifted": flat(lift(mean, basis, c) for c in components),
             "projected": flat(project(mean, basis, r) for r in residuals),
         }
+
+    mean, basis = [f32(0.1), f32(0.2)], [[f32(0.6), f32(0.8)], [f32(0.8), f32(-0.6)]]
+    components = [f32(3.3), f32(-1.7)]
+    yield case("worked example of the specification", mean, basis, [components], [lift(mean, basis, components)])
+    random = Random(2026)
+    shapes = [(1, 0, 1), (1, 1, 1), (3, 2, 2), (15, 1, 1), (16, 3, 1), (17, 3, 5), (40, 5, 1), (64, 9, 3), (130, 4, 1),
+              (272, 2, 1)]
+    for d, k, n in shapes:
+        mean, basis = random.values(d), [random.values(d) for _ in range(k)]
+        components, residuals = [random.values(k) for _ in range(n)], [random.values(d) for _ in range(n)]
+        yield case("d %d, k %d, n %d" % (d, k, n), mean, basis, components, residuals)
 
 
 def main():
