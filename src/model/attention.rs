@@ -194,3 +194,34 @@ fn storage_type(storage: &CpuStorage) -> DType {
     use candle_core::backend::BackendStorage as _;
     storage.dtype()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn truncation_cuts_layers_that_are_ahead() {
+        let mut cache = KvCache::new(2, 3);
+        cache.len = 2;
+        cache.layers[0] = LayerCache { keys: vec![1.0; 15], values: vec![2.0; 12] };
+        cache.layers[1] = LayerCache { keys: vec![3.0; 6], values: vec![4.0; 6] };
+        assert!(cache.bytes() >= (15 + 12 + 6 + 6) * 4);
+        // Work broke off after the first layer: the caller goes back to where it was.
+        cache.truncate(2);
+        assert!(cache.layers.iter().all(|layer| layer.keys.len() == 6 && layer.values.len() == 6));
+        cache.truncate(1);
+        assert_eq!((cache.len(), cache.layers[1].values.len()), (1, 3));
+    }
+
+    #[test]
+    fn sums_of_any_length() {
+        for len in [0, 1, 7, 8, 9, 16, 23] {
+            let a: Vec<f32> = (0..len).map(|i| i as f32).collect();
+            let expected: f32 = a.iter().map(|a| a * a).sum();
+            assert_eq!(dot(&a, &a), expected);
+            let mut out = vec![1.0; len];
+            add_scaled(&mut out, 2.0, &a);
+            assert!(out.iter().zip(&a).all(|(out, a)| *out == 1.0 + 2.0 * a));
+        }
+    }
+}
