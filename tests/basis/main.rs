@@ -1,0 +1,7 @@
+//! Basis files on disk: opening good and bad ones, and what becomes of a basis whose file is destroyed.
+
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test stops at its first failure")]
+
+mod damage;
+mod files;
+mod toy;
