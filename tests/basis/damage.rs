@@ -4,12 +4,17 @@ use std::{
     fs,
     io::{Seek, Write},
     path::Path,
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
     thread,
 };
 
 use aeon_proto::{kernel, pcab::PcabWriter};
-use aeon_station::basis::BasisFile;
+use aeon_station::basis::{BasisFile, Registry, registry::Source};
+
+use crate::toy;
 
 const DIM: usize = 1024;
 const K: usize = 256;
@@ -94,4 +99,21 @@ fn replaced_by_rename() {
 #[test]
 fn deleted() {
     lifts_on(|path| fs::remove_file(path).unwrap());
+}
+
+#[test]
+fn withdrawn_while_a_request_holds_it() {
+    let folder = toy::folder(&["a"]);
+    let registry = Registry::open(Source::new(folder.path())).unwrap();
+    let request = registry.current();
+    let file = Arc::clone(request.bases().next().unwrap());
+    let watch = Arc::downgrade(&file);
+    drop(request);
+    fs::remove_file(folder.path().join("a.pcab")).unwrap();
+    let reload = registry.reload().unwrap();
+    assert_eq!((reload.withdrawn, reload.kept), (vec![file.basis_fp()], 0));
+    assert!(registry.current().is_empty());
+    assert_eq!(file.bytes(), toy::basis("a"));
+    drop(file);
+    assert!(watch.upgrade().is_none(), "the memory is given back with the last request");
 }
