@@ -14,6 +14,7 @@ use clap::Args;
 use serde::Deserialize;
 
 use crate::{
+    basis::registry::Source,
     codec::Framing,
     model::load::{LayerSpec, ModelSpec, SpecError},
     net::{
@@ -52,6 +53,9 @@ pub enum ConfigError {
     /// Replies that 0x20 clients read look like requests, so that two UDP stations could answer each other for ever.
     #[error("--stock-clients cannot be used together with UDP; run a second station for UDP peers")]
     StockClientsOverUdp,
+    /// Methodologies are only looked at for bases.
+    #[error("--methodologies without --bases; add --bases DIR or leave it out")]
+    MethodologiesWithoutBases,
     /// A value that does not belong there.
     #[error("{name} is {got:?}, expected {expected}")]
     Value {
@@ -92,6 +96,12 @@ settings! {
         /// Layers to serve, LO..HI; all of them by default
         #[arg(long, env = "AEON_LAYERS", value_name = "LO..HI", help_heading = "Model")]
         layers: String,
+        /// Folder of basis files (*.pcab) for PCA components
+        #[arg(long, env = "AEON_BASES", value_name = "DIR", help_heading = "Model")]
+        bases: PathBuf,
+        /// Folder of methodology files [default: methodologies in the folder of bases]
+        #[arg(long, env = "AEON_METHODOLOGIES", value_name = "DIR", help_heading = "Model")]
+        methodologies: PathBuf,
         /// Threads that run the model for different sessions side by side [default: 2]
         #[arg(long, env = "AEON_WORKERS", value_name = "N", help_heading = "Model")]
         workers: usize,
@@ -232,6 +242,8 @@ pub struct Config {
     pub model: ModelSpec,
     /// Which of its layers; `None` for all.
     pub layers: Option<Range<u32>>,
+    /// Where bases are; `None` for no bases.
+    pub bases: Option<Source>,
     /// Model threads.
     pub workers: usize,
     /// Unix socket.
@@ -319,10 +331,16 @@ impl TryFrom<Settings> for Config {
             uids: listen.uds_allow_uid.unwrap_or_default(),
             gids: listen.uds_allow_gid.unwrap_or_default(),
         };
+        let bases = match (model.bases, model.methodologies) {
+            (Some(bases), methodologies) => Some(Source { methodologies, ..Source::new(bases) }),
+            (None, Some(_)) => return Err(ConfigError::MethodologiesWithoutBases),
+            (None, None) => None,
+        };
         Ok(Self {
             name,
             model: spec,
             layers,
+            bases,
             workers: positive("workers", model.workers, 2)?,
             uds: listen.uds,
             uds_options: UdsOptions { mode, group: listen.uds_group, credentials },

@@ -8,6 +8,7 @@ use aeon_proto::{
     frame::Flags,
     meta,
     payload::{self, FrameWriter, MetaWriter},
+    pcar,
     route::Route,
     status::Status,
 };
@@ -73,6 +74,49 @@ pub enum RequestError {
         len: usize,
         /// This model's width.
         hidden_dim: usize,
+    },
+    /// A body of the PCA routes that is none.
+    #[error("PCAR body: {0}")]
+    Pcar(#[from] pcar::DecodeError),
+    /// Components of a basis that is not loaded.
+    #[error("basis fingerprint mismatch")]
+    UnknownBasis {
+        /// Fingerprints that are loaded.
+        have: Vec<u32>,
+    },
+    /// Components that were made by another methodology than the basis, or one that is not known here.
+    #[error("methodology mismatch")]
+    MethodologyMismatch {
+        /// The basis's.
+        expected: u32,
+    },
+    /// The basis has no components for the boundary.
+    #[error("the basis has no components for boundary {boundary}; send raw f32")]
+    BoundaryNotInBasis {
+        /// Of the route.
+        boundary: u32,
+    },
+    /// Components of residuals of another width.
+    #[error("hidden_dim mismatch: {got} in the body, this model has {expected}")]
+    PcarHiddenDim {
+        /// This model's width.
+        expected: usize,
+        /// By the body.
+        got: u32,
+    },
+    /// More components than the basis has.
+    #[error("{k} components in the body, the basis has {max} at this boundary")]
+    TooManyComponents {
+        /// By the body.
+        k: usize,
+        /// Of the basis.
+        max: usize,
+    },
+    /// NaN or infinity after lifting.
+    #[error("value {index} of the lifted residual is NaN or infinite")]
+    LiftedNonFinite {
+        /// Which value.
+        index: usize,
     },
     /// A request without a position.
     #[error("body is empty, at least one position is expected")]
@@ -258,17 +302,23 @@ impl RequestError {
             | Self::BodyLength { .. }
             | Self::HiddenDim { .. }
             | Self::NoPositions
+            | Self::Pcar(_)
+            | Self::PcarHiddenDim { .. }
+            | Self::TooManyComponents { .. }
             | Self::TokenId { .. }
             | Self::TopK { .. }
             | Self::NothingAcceptable
             | Self::PositionMissing
             | Self::SessionMissing
             | Self::BodyFingerprint { .. } => Status::BAD_REQUEST,
+            Self::UnknownBasis { .. } | Self::MethodologyMismatch { .. } | Self::BoundaryNotInBasis { .. } => {
+                Status::PRECONDITION_FAILED
+            }
             Self::PeerNotAllowed | Self::AddressNotProven { .. } => Status::FORBIDDEN,
             Self::UnknownRoute(_) => Status::NOT_FOUND,
             Self::RouteNotEnabled(_) | Self::NotHere { .. } => Status::NOT_IMPLEMENTED,
             Self::Boundary { .. } | Self::Config { .. } | Self::Position { .. } => Status::CONFLICT,
-            Self::NonFinite { .. } => Status::UNPROCESSABLE,
+            Self::NonFinite { .. } | Self::LiftedNonFinite { .. } => Status::UNPROCESSABLE,
             Self::Cancelled => Status::CANCELLED,
             Self::DeadlinePassed { .. } => Status::TIMEOUT,
             Self::TooManyConnections { .. }
@@ -324,8 +374,24 @@ impl RequestError {
             Self::NotHere { lo, hi, .. } => {
                 meta.unsigneds("layers", [u64::from(*lo), u64::from(*hi)]);
             }
+            Self::UnknownBasis { have } => {
+                let have: Vec<String> = have.iter().map(|basis_fp| format!("0x{basis_fp:08x}")).collect();
+                meta.strings("have", have.iter().map(String::as_str));
+            }
+            Self::MethodologyMismatch { expected } => {
+                meta.string("methodology", &format!("0x{expected:08x}"));
+            }
+            Self::PcarHiddenDim { expected, .. } => {
+                meta.unsigned("hidden_dim", *expected as u64);
+            }
+            Self::TooManyComponents { max, .. } => {
+                meta.unsigned("k", *max as u64);
+            }
             Self::Stream(_)
             | Self::HalfFrame { .. }
+            | Self::Pcar(_)
+            | Self::BoundaryNotInBasis { .. }
+            | Self::LiftedNonFinite { .. }
             | Self::PeerNotAllowed
             | Self::UnknownRoute(_)
             | Self::RouteNotEnabled(_)

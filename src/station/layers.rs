@@ -1,4 +1,4 @@
-//! The model routes EMBED, FORWARD, LM_HEAD and RESET: checks first, then the work, inline or on a worker.
+//! The model routes EMBED, FORWARD, LM_HEAD, their `_PCA` forms, and RESET: checks first, then the work, inline or on a worker.
 //!
 //! The order of the checks is part of the protocol: sizes, then what the body is (hash, boundary, configuration), then
 //! `pos`, then finite numbers, then capacity, then the deadline. What depends on the session is checked when its turn has
@@ -12,13 +12,14 @@ use std::{
 };
 
 use aeon_proto::{
-    meta::{BodyKind, Input, Output, RequestMeta, Return},
+    meta::{Input, Output, RequestMeta, Return},
     payload::FrameWriter,
+    pcar::PcarBody,
     residual,
     route::Route,
 };
 
-use super::{Context, Core, Station, duplicates::Key, error::RequestError, hello::finish};
+use super::{Context, Core, Station, duplicates::Key, error::RequestError, hello::finish, pca::Projection};
 use crate::{
     model::{CancelToken, Head, HeadOutput, session::Refused},
     station::request::{Carrier, Outcome, ReplyTo, Request},
@@ -42,6 +43,10 @@ enum Operation {
 pub(super) struct Call<'a> {
     operation: Operation,
     body: Cow<'a, [u8]>,
+    /// How the body is lifted, if it holds components.
+    lift: Option<Projection>,
+    /// How the answer is compressed, if the client accepts that.
+    compress: Option<Projection>,
     seq: usize,
     session: Option<Arc<str>>,
     pos: Option<usize>,
@@ -65,11 +70,11 @@ impl Core {
         let head = || self.head(meta);
         let operation = match route {
             Route::EMBED => Operation::Embed,
-            Route::LM_HEAD => Operation::Head(head()?),
+            Route::LM_HEAD | Route::LM_HEAD_PCA => Operation::Head(head()?),
             Route::RESET if session.is_none() => return Err(RequestError::SessionMissing),
             Route::RESET => Operation::Reset,
             _ => Operation::Forward {
-                ids: meta.input == Input::Ids,
+                ids: meta.input == Input::Ids && route == Route::FORWARD,
                 head: if meta.output == Output::Token { Some(head()?) } else { None },
             },
         };
@@ -87,16 +92,26 @@ impl Core {
         if needs_head && !info.has_head() {
             return Err(not_here("head"));
         }
-        let seq = match operation {
-            Operation::Reset => 0,
-            _ => self.check_body(body, needs_embedding)?,
-        };
-        self.check_reply(operation, seq, meta, context)?;
-        if let Some(expected) = meta.fp48 {
-            let got = fp48(body);
-            if got != expected {
-                return Err(RequestError::BodyFingerprint { expected, got });
+        let is_pca = matches!(route, Route::FORWARD_PCA | Route::LM_HEAD_PCA);
+        if is_pca || operation == Operation::Reset {
+            check_fp48(meta, body)?;
+        }
+        let (lift, seq) = match operation {
+            Operation::Reset => (None, 0),
+            _ if is_pca => {
+                let (projection, seq) = self.check_pcar(body, self.boundary_of(operation))?;
+                (Some(projection), seq)
             }
+            _ => (None, self.check_body(body, needs_embedding)?),
+        };
+        let compress = match operation {
+            Operation::Embed => self.choose_kind(meta, None, 0)?,
+            Operation::Forward { head: None, .. } => self.choose_kind(meta, lift.as_ref(), info.layers.end)?,
+            Operation::Forward { head: Some(_), .. } | Operation::Head(_) | Operation::Reset => None,
+        };
+        self.check_reply(operation, seq, compress.as_ref(), context)?;
+        if !is_pca {
+            check_fp48(meta, body)?;
         }
         self.check_model(operation, meta)?;
         let pos = meta.pos.map(|pos| usize::try_from(pos).unwrap_or(usize::MAX));
@@ -104,7 +119,7 @@ impl Core {
             self.check_position(pos, seq, session.as_deref(), context.carrier)?;
         }
         if let Operation::Head(_) = operation {
-            check_finite(body)?;
+            check_finite(body, lift.is_some())?;
         }
         if self.draining.load(Ordering::Relaxed) && operation != Operation::Reset {
             return Err(RequestError::Draining { retry_after_ms: self.retry_after_ms() });
@@ -117,6 +132,8 @@ impl Core {
         Ok(Call {
             operation,
             body: Cow::Borrowed(body),
+            lift,
+            compress,
             seq,
             session,
             pos,
@@ -169,17 +186,14 @@ impl Core {
         &self,
         operation: Operation,
         seq: usize,
-        meta: &RequestMeta<'_>,
+        compress: Option<&Projection>,
         context: &Context,
     ) -> Result<(), RequestError> {
         let info = self.model.info();
         let (rows, width) = match operation {
             Operation::Reset => (0, 0),
             Operation::Embed | Operation::Forward { head: None, .. } => {
-                if meta.accept.as_ref().is_some_and(|kinds| !kinds.contains(&BodyKind::F32)) {
-                    return Err(RequestError::NothingAcceptable);
-                }
-                (seq, 4 * info.hidden_dim)
+                (seq, compress.map_or(4 * info.hidden_dim, Projection::width))
             }
             Operation::Forward { head: Some(head), .. } => (1, head_width(head, info.vocab)),
             Operation::Head(head) => (seq, head_width(head, info.vocab)),
@@ -189,12 +203,18 @@ impl Core {
         context.check_amplification(self, body_len)
     }
 
-    fn check_model(&self, operation: Operation, meta: &RequestMeta<'_>) -> Result<(), RequestError> {
+    /// The boundary at which a body of this operation enters.
+    fn boundary_of(&self, operation: Operation) -> u32 {
         let info = self.model.info();
-        let expected = match operation {
+        match operation {
             Operation::Head(_) => info.n_layers,
             Operation::Embed | Operation::Forward { .. } | Operation::Reset => info.layers.start,
-        };
+        }
+    }
+
+    fn check_model(&self, operation: Operation, meta: &RequestMeta<'_>) -> Result<(), RequestError> {
+        let info = self.model.info();
+        let expected = self.boundary_of(operation);
         if let Some(got) = meta.boundary
             && got != expected
         {
@@ -229,6 +249,12 @@ impl Core {
         let end = pos.saturating_add(seq);
         if end > context_len { Err(RequestError::ContextTooLong { end, context_len }) } else { Ok(()) }
     }
+}
+
+fn check_fp48(meta: &RequestMeta<'_>, body: &[u8]) -> Result<(), RequestError> {
+    let Some(expected) = meta.fp48 else { return Ok(()) };
+    let got = fp48(body);
+    if got == expected { Ok(()) } else { Err(RequestError::BodyFingerprint { expected, got }) }
 }
 
 /// Bytes of one position's answer from the head.
@@ -333,6 +359,7 @@ impl Core {
         out: &mut Vec<u8>,
     ) -> Result<Done, RequestError> {
         let started = Instant::now();
+        let mut lift = Duration::ZERO;
         let mut pos = call.pos;
         let answer = match call.operation {
             Operation::Reset => {
@@ -350,10 +377,10 @@ impl Core {
             }
             Operation::Head(head) => {
                 call.check_time(cancel)?;
-                Answer::Head(self.apply_head(&floats(&call.body)?, head, cancel)?)
+                Answer::Head(self.apply_head(&call.residuals(&mut lift)?, head, cancel)?)
             }
             Operation::Forward { ids, head } => {
-                let Some((residuals, begin)) = self.forward(call, ids, context, cancel)? else {
+                let Some((residuals, begin)) = self.forward(call, ids, context, cancel, &mut lift)? else {
                     self.counters.dropped.stale.add_one();
                     return Ok(Done::Stale);
                 };
@@ -368,7 +395,7 @@ impl Core {
                 }
             }
         };
-        self.write_reply(call, context, pos, started, &answer, out)?;
+        self.write_reply(call, context, pos, (started, lift), &answer, out)?;
         Ok(Done::Replied)
     }
 
@@ -392,11 +419,12 @@ impl Core {
         ids: bool,
         context: &Context,
         cancel: &CancelToken,
+        lift: &mut Duration,
     ) -> Result<Option<(Vec<f32>, usize)>, RequestError> {
-        let input = || if ids { self.embed(&call.body) } else { Ok(floats(&call.body)?.into_owned()) };
+        let mut input = || if ids { self.embed(&call.body) } else { Ok(call.residuals(lift)?.into_owned()) };
         let Some(name) = &call.session else {
             if !ids {
-                check_finite(&call.body)?;
+                check_finite(&call.body, call.lift.is_some())?;
             }
             call.check_time(cancel)?;
             let mut cache = self.model.new_cache();
@@ -422,7 +450,7 @@ impl Core {
         }
         self.check_context(begin, call.seq)?;
         if !ids {
-            check_finite(&call.body)?;
+            check_finite(&call.body, call.lift.is_some())?;
         }
         let growth = (begin + call.seq).saturating_sub(len).saturating_mul(self.model.cache_bytes_per_position());
         self.sessions.reserve(&guard, growth).map_err(|error| refused(error, begin))?;
@@ -465,13 +493,19 @@ impl Core {
         call: &Call<'_>,
         context: &Context,
         pos: Option<usize>,
-        started: Instant,
+        (started, lift): (Instant, Duration),
         answer: &Answer,
         out: &mut Vec<u8>,
     ) -> Result<(), RequestError> {
         let info = self.model.info();
         let mut body = Vec::new();
         let kind = match answer {
+            Answer::Residuals(residuals) if call.compress.is_some() => {
+                if let Some(projection) = &call.compress {
+                    body = projection.compress(residuals)?;
+                }
+                Some("pcar")
+            }
             Answer::Residuals(residuals) => {
                 // The common case goes straight into the frame, below.
                 if call.fp48 {
@@ -499,11 +533,13 @@ impl Core {
         }
         if call.timing {
             let queue = micros(started.saturating_duration_since(context.arrived));
-            let compute = micros(started.elapsed());
-            meta.raw("timing", &format!("{{\"queue_us\":{queue},\"lift_us\":0,\"compute_us\":{compute}}}"));
+            let (lift, compute) = (micros(lift), micros(started.elapsed().saturating_sub(lift)));
+            meta.raw("timing", &format!("{{\"queue_us\":{queue},\"lift_us\":{lift},\"compute_us\":{compute}}}"));
         }
         match answer {
-            Answer::Residuals(residuals) if !call.fp48 => residual::encode_f32s(residuals, frame.body()),
+            Answer::Residuals(residuals) if !call.fp48 && call.compress.is_none() => {
+                residual::encode_f32s(residuals, frame.body())
+            }
             _ => frame.body().extend_from_slice(&body),
         }
         finish(frame)
@@ -511,6 +547,15 @@ impl Core {
 }
 
 impl Call<'_> {
+    /// The residuals of the body; `lift_time` grows by the time that lifting took.
+    fn residuals(&self, lift_time: &mut Duration) -> Result<Cow<'_, [f32]>, RequestError> {
+        let Some(projection) = &self.lift else { return floats(&self.body) };
+        let started = Instant::now();
+        let residuals = projection.lift(&self.body, self.seq)?;
+        *lift_time += started.elapsed();
+        Ok(Cow::Owned(residuals))
+    }
+
     fn check_time(&self, cancel: &CancelToken) -> Result<(), RequestError> {
         if cancel.is_cancelled() {
             return Err(RequestError::Cancelled);
@@ -524,8 +569,9 @@ impl Call<'_> {
     }
 }
 
-fn check_finite(body: &[u8]) -> Result<(), RequestError> {
-    residual::check_finite(body).map_err(|error| RequestError::NonFinite { index: error.index })
+fn check_finite(body: &[u8], is_pcar: bool) -> Result<(), RequestError> {
+    let checked = if is_pcar { PcarBody::decode(body)?.check_finite() } else { residual::check_finite(body) };
+    checked.map_err(|error| RequestError::NonFinite { index: error.index })
 }
 
 fn floats(body: &[u8]) -> Result<Cow<'_, [f32]>, RequestError> {

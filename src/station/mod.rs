@@ -10,6 +10,7 @@ pub mod error;
 mod hello;
 mod layers;
 pub mod limits;
+mod pca;
 pub mod request;
 
 use std::{
@@ -31,6 +32,7 @@ use self::{
     request::{Outcome, Peer, ReplyTo, Request},
 };
 use crate::{
+    basis::Registry,
     model::{LayerRange, session::SessionTable, worker::WorkerPool},
     telemetry::Counters,
 };
@@ -51,6 +53,7 @@ pub struct Station {
 struct Core {
     name: String,
     model: Arc<dyn LayerRange>,
+    bases: Arc<Registry>,
     sessions: SessionTable,
     limits: Limits,
     counters: Arc<Counters>,
@@ -66,6 +69,20 @@ impl Station {
     /// # Errors
     /// If the system gives no thread.
     pub fn new(name: String, model: Arc<dyn LayerRange>, limits: Limits, workers: usize) -> std::io::Result<Self> {
+        Self::with_bases(name, model, Arc::default(), limits, workers)
+    }
+
+    /// A station that takes and gives PCA components by the bases of a registry.
+    ///
+    /// # Errors
+    /// If the system gives no thread.
+    pub fn with_bases(
+        name: String,
+        model: Arc<dyn LayerRange>,
+        bases: Arc<Registry>,
+        limits: Limits,
+        workers: usize,
+    ) -> std::io::Result<Self> {
         let workers = match model.is_inline() {
             true => None,
             false => Some(WorkerPool::start(workers.max(1), limits.queue)?),
@@ -74,6 +91,7 @@ impl Station {
         let core = Core {
             name,
             model,
+            bases,
             sessions: SessionTable::new(limits.sessions),
             limits,
             counters: Arc::default(),
@@ -101,6 +119,12 @@ impl Station {
     #[must_use]
     pub fn model(&self) -> &Arc<dyn LayerRange> {
         &self.core.model
+    }
+
+    /// The bases that it works with.
+    #[must_use]
+    pub fn bases(&self) -> &Arc<Registry> {
+        &self.core.bases
     }
 
     /// From now on new model work is refused with 503.
@@ -161,6 +185,7 @@ impl Station {
         let route = Route(request.frame.stream_id);
         match route {
             Route::HELLO | Route::HEALTH | Route::EMBED | Route::FORWARD | Route::LM_HEAD | Route::RESET => {}
+            Route::FORWARD_PCA | Route::LM_HEAD_PCA => {}
             _ if route.name().is_some() => return Err(RequestError::RouteNotEnabled(route)),
             _ => return Err(RequestError::UnknownRoute(route)),
         }
@@ -178,7 +203,7 @@ impl Station {
                 // Only what changes a session can do harm when it is done twice.
                 if let Some(address) = request.peer.address
                     && session.is_some()
-                    && matches!(route, Route::FORWARD | Route::RESET)
+                    && matches!(route, Route::FORWARD | Route::FORWARD_PCA | Route::RESET)
                 {
                     let copy = Key::new(address, &request.frame);
                     match self.core.duplicates.begin(copy) {
