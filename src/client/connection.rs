@@ -40,7 +40,7 @@ use crate::{
 };
 
 /// Bytes that a HELLO over UDP is padded to, so that its answer is within three times its size.
-const HELLO_PADDING: usize = 700;
+const HELLO_PADDING: usize = 1200;
 /// Refusals of a UDP port before it counts as unreachable.
 const MAX_REFUSALS: u32 = 3;
 /// Repetitions of a request that a station was too busy for.
