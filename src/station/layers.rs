@@ -107,6 +107,10 @@ impl Core {
             check_finite(body)?;
         }
         if self.draining.load(Ordering::Relaxed) && operation != Operation::Reset {
+            // Its turn will not come, so what is looked at then is looked at now: a fault of the request comes first.
+            if let Operation::Forward { ids: false, .. } = operation {
+                check_finite(body)?;
+            }
             return Err(RequestError::Draining { retry_after_ms: self.retry_after_ms() });
         }
         // A deadline that lies past the end of time is none.
