@@ -20,7 +20,7 @@ use aeon_proto::{
 
 use super::{Context, Core, Station, duplicates::Key, error::RequestError, hello::finish};
 use crate::{
-    model::{CancelToken, Head, HeadOutput, session::Refused},
+    model::{Cache, CancelToken, Head, HeadOutput, session::Refused},
     station::request::{Carrier, Outcome, ReplyTo, Request},
 };
 
@@ -357,19 +357,12 @@ impl Core {
                 Answer::Head(self.apply_head(&floats(&call.body)?, head, cancel)?)
             }
             Operation::Forward { ids, head } => {
-                let Some((residuals, begin)) = self.forward(call, ids, context, cancel)? else {
+                let Some((answer, begin)) = self.forward(call, ids, head, context, cancel)? else {
                     self.counters.dropped.stale.add_one();
                     return Ok(Done::Stale);
                 };
                 pos = Some(begin);
-                match head {
-                    None => Answer::Residuals(residuals),
-                    Some(head) => {
-                        let width = self.model.info().hidden_dim;
-                        let last = residuals.len().saturating_sub(width);
-                        Answer::Head(self.apply_head(&residuals[last..], head, cancel)?)
-                    }
-                }
+                answer
             }
         };
         self.write_reply(call, context, pos, started, &answer, out)?;
@@ -389,24 +382,30 @@ impl Core {
         RequestError::from_model(error, self.retry_after_ms())
     }
 
-    /// Runs a FORWARD through the layers; returns the residuals and the position of the first, or `None` for a stale copy.
+    /// Runs a FORWARD through the layers, and through the head if a token is wanted; returns the answer and the position of
+    /// the first residual, or `None` for a stale copy. Whatever goes wrong, the session does not keep the new positions.
     fn forward(
         &self,
         call: &Call<'_>,
         ids: bool,
+        head: Option<Head>,
         context: &Context,
         cancel: &CancelToken,
-    ) -> Result<Option<(Vec<f32>, usize)>, RequestError> {
+    ) -> Result<Option<(Answer, usize)>, RequestError> {
         let input = || if ids { self.embed(&call.body) } else { Ok(floats(&call.body)?.into_owned()) };
+        let compute = |cache: &mut dyn Cache, input| {
+            let output = self.model.forward(cache, input, cancel).map_err(|error| self.model_error(error))?;
+            let output = self.checked(output)?;
+            let Some(head) = head else { return Ok(Answer::Residuals(output)) };
+            let last = output.len().saturating_sub(self.model.info().hidden_dim);
+            self.apply_head(&output[last..], head, cancel).map(Answer::Head)
+        };
         let Some(name) = &call.session else {
             if !ids {
                 check_finite(&call.body)?;
             }
             call.check_time(cancel)?;
-            let mut cache = self.model.new_cache();
-            let output =
-                self.model.forward(cache.as_mut(), input()?, cancel).map_err(|error| self.model_error(error))?;
-            return Ok(Some((self.checked(output)?, 0)));
+            return Ok(Some((compute(self.model.new_cache().as_mut(), input()?)?, 0)));
         };
         let refused = |refused, got| self.refused(refused, got);
         let guard = self
@@ -433,9 +432,7 @@ impl Core {
         let result = call.check_time(cancel).and_then(|()| {
             let input = input()?;
             state.cache.truncate(begin);
-            let output =
-                self.model.forward(state.cache.as_mut(), input, cancel).map_err(|error| self.model_error(error));
-            output.and_then(|output| self.checked(output)).inspect_err(|_| state.cache.truncate(begin))
+            compute(state.cache.as_mut(), input).inspect_err(|_| state.cache.truncate(begin))
         });
         if let (Ok(_), Some(address)) = (&result, context.address) {
             state.changed_by(address, context.sequence);
