@@ -337,6 +337,10 @@ impl Core {
         out: &mut Vec<u8>,
     ) -> Result<Done, RequestError> {
         let started = Instant::now();
+        // Before anything else: what a cancelled request would have met is not for its sender to hear any more.
+        if cancel.is_cancelled() {
+            return Err(RequestError::Cancelled);
+        }
         let mut pos = call.pos;
         let answer = match call.operation {
             Operation::Reset => {
