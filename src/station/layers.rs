@@ -20,7 +20,7 @@ use aeon_proto::{
 
 use super::{Context, Core, Station, duplicates::Key, error::RequestError, hello::finish};
 use crate::{
-    model::{Cache, CancelToken, Head, HeadOutput, session::Refused},
+    model::{Cache, CancelToken, Head, HeadOutput, session::Refused, worker::WorkerPool},
     station::request::{Carrier, Outcome, ReplyTo, Request},
 };
 
@@ -275,9 +275,12 @@ impl Station {
         reply_to: impl FnOnce() -> Box<dyn ReplyTo>,
     ) -> Result<Outcome, RequestError> {
         let cancel = CancelToken::default();
-        let unknown = |name: &Arc<str>| !self.core.sessions.contains(name);
-        let at_once = call.operation == Operation::Reset && call.session.as_ref().is_some_and(unknown);
-        let Some(workers) = self.workers.as_ref().filter(|_| !at_once) else {
+        let at_once = |workers: &&WorkerPool| {
+            // A session that is not there yet may still be on its way through the queue.
+            let unknown = |name: &Arc<str>| !self.core.sessions.contains(name) && !workers.has_work(name);
+            call.operation == Operation::Reset && call.session.as_ref().is_some_and(unknown)
+        };
+        let Some(workers) = self.workers.as_ref().filter(|workers| !at_once(workers)) else {
             return match self.core.run(&call, &context, &cancel, out)? {
                 Done::Replied => Ok(Outcome::Replied),
                 Done::Stale => Ok(Outcome::Silent),
