@@ -291,6 +291,12 @@ impl<S: StreamSocket> Connection<S> {
         loop {
             let writing = !self.output.is_empty();
             let reading = self.phase == Phase::Open && self.parked_bytes < LOOKAHEAD_LEN && !writing;
+            // The clock of a half frame runs only while the station reads: what the socket holds is not its peer's fault.
+            if !reading {
+                self.carry_since = None;
+            } else if self.carry_since.is_none() && !self.carry.is_empty() {
+                self.carry_since = Some(Instant::now());
+            }
             let settled = self.in_flight.is_empty() && self.parked.is_empty() && !writing;
             match self.phase {
                 Phase::Open if settled && self.carry.is_empty() && shutdown.is_draining() => {
