@@ -49,6 +49,8 @@ const READS_PER_TURN: usize = 4;
 const LOOKAHEAD_LEN: usize = 64 * 1024;
 /// Time that a peer gets to read the last vent before a broken connection is closed.
 const LINGER: Duration = Duration::from_secs(1);
+/// How often a connection that is not being read looks whether its peer is still there.
+const PROBE_PERIOD: Duration = Duration::from_millis(100);
 /// The stream id on which a stock client is told the opcodes.
 const OPEN_STREAMS_ID: u16 = 0xfffe;
 
@@ -100,6 +102,8 @@ pub trait StreamSocket: Send + Sync + 'static {
     /// # Errors
     /// `WouldBlock` if nothing does.
     fn try_write(&self, bytes: &[u8]) -> io::Result<usize>;
+    /// Whether nobody can read what would be written: the peer has closed its socket, not just its sending side.
+    fn is_abandoned(&self) -> bool;
     /// Tells the peer that nothing more will come.
     fn shutdown_write(&self);
 }
@@ -115,6 +119,10 @@ macro_rules! stream_socket {
             }
             fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
                 <$type>::try_write(self, bytes)
+            }
+            fn is_abandoned(&self) -> bool {
+                // Sending nothing fails where sending something would.
+                socket2::SockRef::from(self).send(&[]).is_err_and(|error| error.kind() != ErrorKind::WouldBlock)
             }
             fn shutdown_write(&self) {
                 // The peer may be gone already.
@@ -194,6 +202,7 @@ struct Connection<S> {
     output: Vec<u8>,
     written: usize,
     blocked_since: Option<Instant>,
+    probe_at: Option<Instant>,
     in_flight: Vec<InFlight>,
     next_id: u64,
     done: mpsc::UnboundedSender<Completion>,
@@ -223,6 +232,7 @@ pub async fn serve<S: StreamSocket>(
         output: Vec::new(),
         written: 0,
         blocked_since: None,
+        probe_at: None,
         in_flight: Vec::new(),
         next_id: 0,
         done,
@@ -296,6 +306,12 @@ impl<S: StreamSocket> Connection<S> {
                 self.carry_since = None;
             } else if self.carry_since.is_none() && !self.carry.is_empty() {
                 self.carry_since = Some(Instant::now());
+            }
+            // A peer that has gone shows in a read; where none is due, work for it must not go on for ever.
+            if reading || self.in_flight.is_empty() {
+                self.probe_at = None;
+            } else {
+                self.probe_at.get_or_insert_with(|| Instant::now() + PROBE_PERIOD);
             }
             let settled = self.in_flight.is_empty() && self.parked.is_empty() && !writing;
             match self.phase {
@@ -606,13 +622,19 @@ impl<S: StreamSocket> Connection<S> {
     fn next_deadline(&self) -> Instant {
         let idle = self.last_request + self.options.idle_timeout;
         let blocked = self.blocked_since.map(|since| since + self.options.write_timeout);
-        [self.half_frame_deadline(), blocked].into_iter().flatten().fold(idle, Instant::min)
+        [self.half_frame_deadline(), blocked, self.probe_at].into_iter().flatten().fold(idle, Instant::min)
     }
 
     /// Looks at all time limits; returns whether the connection is over.
     fn expired(&mut self, now: Instant) -> io::Result<bool> {
         if self.blocked_since.is_some_and(|since| now >= since + self.options.write_timeout) {
             return Err(io::Error::new(ErrorKind::TimedOut, "peer does not read its replies"));
+        }
+        if self.probe_at.is_some_and(|at| now >= at) {
+            self.probe_at = None;
+            if self.socket.is_abandoned() {
+                return Err(io::Error::new(ErrorKind::ConnectionAborted, "peer left with work in flight"));
+            }
         }
         if self.half_frame_deadline().is_some_and(|deadline| now >= deadline) {
             let waited = self.carry_since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
