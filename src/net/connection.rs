@@ -47,6 +47,8 @@ const SCRATCH_LEN: usize = 128 * 1024;
 const READS_PER_TURN: usize = 4;
 /// Bytes of requests that are kept while too many are in flight, to find cancels among them.
 const LOOKAHEAD_LEN: usize = 64 * 1024;
+/// Bytes of replies that wait for their peer before its next request is handled: a few bytes can ask for a lot.
+const MAX_WAITING_LEN: usize = 1 << 20;
 /// Time that a peer gets to read the last vent before a broken connection is closed.
 const LINGER: Duration = Duration::from_secs(1);
 /// How often a connection that is not being read looks whether its peer is still there.
@@ -197,6 +199,8 @@ struct Connection<S> {
     phase: Phase,
     carry: Vec<u8>,
     carry_since: Option<Instant>,
+    /// Whether requests in `carry` or `parked` wait for replies to leave.
+    is_held: bool,
     parked: VecDeque<Parked>,
     parked_bytes: usize,
     output: Vec<u8>,
@@ -227,6 +231,7 @@ pub async fn serve<S: StreamSocket>(
         phase: Phase::Open,
         carry: Vec::new(),
         carry_since: None,
+        is_held: false,
         parked: VecDeque::new(),
         parked_bytes: 0,
         output: Vec::new(),
@@ -354,6 +359,7 @@ impl<S: StreamSocket> Connection<S> {
                     let ready = ready?;
                     if ready.is_writable() && writing {
                         self.flush()?;
+                        self.catch_up()?;
                     }
                     if ready.is_readable() && reading {
                         self.read_turn()?;
@@ -377,7 +383,26 @@ impl<S: StreamSocket> Connection<S> {
             self.output = OUTPUT.take();
         }
         work(self);
-        self.flush()
+        self.flush()?;
+        self.catch_up()
+    }
+
+    /// Handles what was held back while too many replies were waiting, as far as its replies leave.
+    fn catch_up(&mut self) -> io::Result<()> {
+        while self.is_held && self.output.is_empty() {
+            self.is_held = false;
+            self.output = OUTPUT.take();
+            self.unpark();
+            self.take(&[], Instant::now());
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Whether so many replies are waiting that no request is handled before they have left.
+    fn is_full(&mut self) -> bool {
+        self.is_held |= self.output.len() >= MAX_WAITING_LEN;
+        self.is_held
     }
 
     /// Reads what is there, handles it, writes what was answered.
@@ -451,6 +476,7 @@ impl<S: StreamSocket> Connection<S> {
             let rest = bytes.get(used..).unwrap_or_default();
             match next_frame(rest, self.options.framing, self.options.max_frame_len) {
                 Ok(None) => return used,
+                Ok(Some(_)) if self.is_full() => return used,
                 Ok(Some((frame, len))) => {
                     used += len;
                     self.frame(frame, now);
@@ -538,6 +564,8 @@ impl<S: StreamSocket> Connection<S> {
     /// Handles parked requests as far as there is room for them in flight.
     fn unpark(&mut self) {
         while self.in_flight.len() < self.options.max_in_flight
+            && !self.parked.is_empty()
+            && !self.is_full()
             && let Some(Parked { stream_id, sequence, flags, payload, arrived }) = self.parked.pop_front()
         {
             let frame = Frame { stream_id, sequence, flags, payload: &payload };
