@@ -2,7 +2,9 @@
 //!
 //! A pipeline keeps the token history of its session. When a station has lost the session (evicted, or started again) it
 //! says where to go on, and the history is sent again from there: requests are idempotent, so the other stations simply
-//! do it twice.
+//! do it twice. A station that is gone is waited for as long as a connection may take.
+
+use std::time::{Duration, Instant};
 
 use aeon_proto::{payload::MetaWriter, residual, route::Route, status::Status};
 use bytes::Bytes;
@@ -19,6 +21,8 @@ use crate::model::session::random_name;
 const FRAME_OVERHEAD: usize = 512;
 /// How often lost history is sent again for one step.
 const MAX_RECOVERIES: usize = 4;
+/// Pause between attempts to reach a station that is gone.
+const RECONNECT_PERIOD: Duration = Duration::from_millis(50);
 
 /// What is wanted after the last position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,12 +71,55 @@ impl Stage {
     pub fn address(&self) -> &StationAddress {
         self.client.address()
     }
+
+    /// Sends a FORWARD. If the station is gone, it is given the time to come back, and asked again.
+    async fn forward(
+        &mut self,
+        options: &ClientOptions,
+        meta: impl Fn(&mut MetaWriter<'_, '_>),
+        body: &[u8],
+    ) -> Result<Reply, ClientError> {
+        match self.client.request(Route::FORWARD, &meta, body).await {
+            Err(ClientError::Closed { .. } | ClientError::Connect { .. }) => {
+                self.reconnect(options).await?;
+                self.client.request(Route::FORWARD, &meta, body).await
+            }
+            reply => reply,
+        }
+    }
+
+    async fn reconnect(&mut self, options: &ClientOptions) -> Result<(), ClientError> {
+        let address = self.address().clone();
+        let deadline = Instant::now() + options.connect_timeout;
+        tracing::info!(station = %address, "connecting again");
+        let (client, hello) = loop {
+            let error = match Client::connect(&address, options.clone()).await {
+                Ok(client) => match client.hello().await {
+                    Ok(hello) => break (client, hello),
+                    Err(error) => error,
+                },
+                Err(error) => error,
+            };
+            if !error.is_unreachable() || Instant::now() >= deadline {
+                return Err(error);
+            }
+            tokio::time::sleep(RECONNECT_PERIOD).await;
+        };
+        if hello.model.config_fp != self.hello.model.config_fp || hello.layers != self.hello.layers {
+            let problem = format!("{address} was started again with another model or other layers");
+            return Err(ClientError::Mesh { problem });
+        }
+        self.client = client;
+        self.hello = hello;
+        Ok(())
+    }
 }
 
 /// Several stations that hold all layers of one model, in order, and one session on them.
 #[derive(Debug)]
 pub struct Pipeline {
     stages: Vec<Stage>,
+    options: ClientOptions,
     session: String,
     history: Vec<u32>,
 }
@@ -90,7 +137,7 @@ impl Pipeline {
             stages.push(Stage { client, hello, traffic: HopTraffic::default() });
         }
         check_mesh(&stages)?;
-        Ok(Self { stages, session: random_name(), history: Vec::new() })
+        Ok(Self { stages, options: options.clone(), session: random_name(), history: Vec::new() })
     }
 
     /// The stations, in order.
@@ -210,12 +257,13 @@ impl Pipeline {
         let count = self.stages.len();
         for (index, stage) in self.stages.iter_mut().enumerate() {
             let (first, last) = (index == 0, index + 1 == count);
-            let hello = &stage.hello;
+            let (boundary, config_fp) = (stage.hello.layers[0], stage.hello.model.config_fp.clone());
+            let vocab = stage.hello.model.vocab as u64;
             let meta = |meta: &mut MetaWriter<'_, '_>| {
                 meta.string("session", &self.session)
                     .unsigned("pos", from as u64)
-                    .unsigned("boundary", u64::from(hello.layers[0]))
-                    .string("config_fp", &hello.model.config_fp);
+                    .unsigned("boundary", u64::from(boundary))
+                    .string("config_fp", &config_fp);
                 if first {
                     meta.string("in", "ids");
                 }
@@ -224,13 +272,13 @@ impl Pipeline {
                         meta.string("out", "token");
                     }
                     Some(Want::TopK(k)) if last => {
-                        let k = u64::from(k).min(hello.model.vocab as u64);
+                        let k = u64::from(k).min(vocab);
                         meta.string("out", "token").string("return", "topk").unsigned("top_k", k);
                     }
                     _ => {}
                 }
             };
-            let reply = stage.client.request(Route::FORWARD, meta, &body).await?;
+            let reply = stage.forward(&self.options, meta, &body).await?;
             stage.traffic.requests += 1;
             stage.traffic.positions += seq as u64;
             stage.traffic.sent += body.len() as u64;
