@@ -7,7 +7,7 @@ pub mod slow;
 pub mod wire;
 
 use std::{
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -172,4 +172,16 @@ pub fn shared(path: &str) -> Option<PathBuf> {
         return None;
     }
     Some(path)
+}
+
+/// An IPv4 address of this machine that is no loopback one, if it has one.
+pub fn own_address() -> Option<IpAddr> {
+    // Nothing is sent: the system only says from where it would.
+    let socket = std::net::UdpSocket::bind("0.0.0.0:0").ok()?;
+    let found = socket.connect("203.0.113.1:9").and_then(|()| socket.local_addr());
+    let own = found.ok().map(|address| address.ip()).filter(|ip| !ip.is_loopback() && !ip.is_unspecified());
+    if own.is_none() {
+        eprintln!("skipped: this machine has loopback addresses only");
+    }
+    own
 }
