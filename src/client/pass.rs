@@ -152,12 +152,13 @@ impl Pipeline {
     ) -> Result<Reply, ClientError> {
         let is_last = index + 1 == self.stages.len();
         let stage = &mut self.stages[index];
-        let hello = &stage.hello;
+        let (boundary, config_fp) = (stage.hello.layers[0], stage.hello.model.config_fp.clone());
+        let vocab = stage.hello.model.vocab as u64;
         let meta = |meta: &mut MetaWriter<'_, '_>| {
             meta.string("session", &self.session)
                 .unsigned("pos", pos as u64)
-                .unsigned("boundary", u64::from(hello.layers[0]))
-                .string("config_fp", &hello.model.config_fp);
+                .unsigned("boundary", u64::from(boundary))
+                .string("config_fp", &config_fp);
             if input.form == Form::Ids {
                 meta.string("in", "ids");
             }
@@ -172,14 +173,14 @@ impl Pipeline {
                     meta.string("out", "token");
                 }
                 Some(Want::TopK(k)) if is_last => {
-                    let k = u64::from(k).min(hello.model.vocab as u64);
+                    let k = u64::from(k).min(vocab);
                     meta.string("out", "token").string("return", "topk").unsigned("top_k", k);
                 }
                 _ => {}
             }
         };
         let route = if input.form == Form::Components { Route::FORWARD_PCA } else { Route::FORWARD };
-        let reply = stage.client.request(route, meta, &input.bytes).await?;
+        let reply = stage.forward(&self.options, route, meta, &input.bytes).await?;
         stage.traffic.requests += 1;
         stage.traffic.positions += seq as u64;
         stage.traffic.sent += input.bytes.len() as u64;

@@ -2,18 +2,18 @@
 //!
 //! A pipeline keeps the token history of its session. When a station has lost the session (evicted, or started again) it
 //! says where to go on, and the history is sent again from there: requests are idempotent, so the other stations simply
-//! do it twice.
+//! do it twice. A station that is gone is waited for as long as a connection may take.
 
 use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use aeon_proto::{route::Route, status::Status};
+use aeon_proto::{payload::MetaWriter, route::Route, status::Status};
 
 use super::{
     address::StationAddress,
-    connection::{Client, ClientOptions},
+    connection::{Client, ClientOptions, Reply},
     error::ClientError,
     hello::Hello,
 };
@@ -23,6 +23,8 @@ use crate::{basis::BasisFile, model::session::random_name};
 const FRAME_OVERHEAD: usize = 512;
 /// How often lost history is sent again for one step.
 const MAX_RECOVERIES: usize = 4;
+/// Pause between attempts to reach a station that is gone.
+const RECONNECT_PERIOD: Duration = Duration::from_millis(50);
 
 /// Time after which a station that refused a basis is asked again what it has.
 const ASK_AGAIN: Duration = Duration::from_secs(10);
@@ -101,12 +103,56 @@ impl Stage {
     pub fn address(&self) -> &StationAddress {
         self.client.address()
     }
+
+    /// Sends a FORWARD or FORWARD_PCA. If the station is gone, it is given the time to come back, and asked again.
+    pub(super) async fn forward(
+        &mut self,
+        options: &ClientOptions,
+        route: Route,
+        meta: impl Fn(&mut MetaWriter<'_, '_>),
+        body: &[u8],
+    ) -> Result<Reply, ClientError> {
+        match self.client.request(route, &meta, body).await {
+            Err(ClientError::Closed { .. } | ClientError::Connect { .. }) => {
+                self.reconnect(options).await?;
+                self.client.request(route, &meta, body).await
+            }
+            reply => reply,
+        }
+    }
+
+    async fn reconnect(&mut self, options: &ClientOptions) -> Result<(), ClientError> {
+        let address = self.address().clone();
+        let deadline = Instant::now() + options.connect_timeout;
+        tracing::info!(station = %address, "connecting again");
+        let (client, hello) = loop {
+            let error = match Client::connect(&address, options.clone()).await {
+                Ok(client) => match client.hello().await {
+                    Ok(hello) => break (client, hello),
+                    Err(error) => error,
+                },
+                Err(error) => error,
+            };
+            if !error.is_unreachable() || Instant::now() >= deadline {
+                return Err(error);
+            }
+            tokio::time::sleep(RECONNECT_PERIOD).await;
+        };
+        if hello.model.config_fp != self.hello.model.config_fp || hello.layers != self.hello.layers {
+            let problem = format!("{address} was started again with another model or other layers");
+            return Err(ClientError::Mesh { problem });
+        }
+        self.client = client;
+        self.hello = hello;
+        Ok(())
+    }
 }
 
 /// Several stations that hold all layers of one model, in order, and one session on them.
 #[derive(Debug)]
 pub struct Pipeline {
     pub(super) stages: Vec<Stage>,
+    pub(super) options: ClientOptions,
     pub(super) wire: Wire,
     pub(super) session: String,
     pub(super) history: Vec<u32>,
@@ -125,7 +171,7 @@ impl Pipeline {
             stages.push(Stage { client, raw_since: None, hello, traffic: HopTraffic::default() });
         }
         check_mesh(&stages)?;
-        Ok(Self { stages, wire: Wire::Exact, session: random_name(), history: Vec::new() })
+        Ok(Self { stages, options: options.clone(), wire: Wire::Exact, session: random_name(), history: Vec::new() })
     }
 
     /// Sets in what form residuals travel from now on.

@@ -262,6 +262,8 @@ pub enum RequestError {
         status: Status,
         /// Its words.
         text: String,
+        /// Where it says that the session goes on.
+        expected_pos: Option<usize>,
     },
     /// The station behind this one does not answer.
     #[error("the station behind this one does not answer")]
@@ -361,7 +363,7 @@ impl RequestError {
             Self::Config { expected } => {
                 meta.string("config_fp", expected);
             }
-            Self::Position { expected, .. } => {
+            Self::Position { expected, .. } | Self::Upstream { expected_pos: Some(expected), .. } => {
                 meta.unsigned("expected_pos", *expected as u64);
             }
             Self::TooManyConnections { retry_after_ms, .. }
@@ -406,7 +408,7 @@ impl RequestError {
             | Self::NonFinite { .. }
             | Self::Cancelled
             | Self::DeadlinePassed { .. }
-            | Self::Upstream { .. }
+            | Self::Upstream { expected_pos: None, .. }
             | Self::ResultNonFinite { .. }
             | Self::Compute { .. }
             | Self::Panicked => {}
@@ -433,7 +435,7 @@ impl RequestError {
         match error {
             ModelError::Cancelled => Self::Cancelled,
             ModelError::NotHere { part, lo, hi, n_layers } => Self::NotHere { part, lo, hi, n_layers },
-            ModelError::Upstream { status, text } => Self::Upstream { status, text },
+            ModelError::Upstream { status, text, expected_pos } => Self::Upstream { status, text, expected_pos },
             ModelError::UpstreamUnreachable { ref source, .. } => {
                 tracing::warn!(error = %error, cause = %source, "upstream station does not answer");
                 Self::UpstreamUnreachable { retry_after_ms }
@@ -480,7 +482,7 @@ mod tests {
 
     #[test]
     fn a_long_text_is_cut_at_a_character() {
-        let error = RequestError::Upstream { status: Status(418), text: "é".repeat(1000) };
+        let error = RequestError::Upstream { status: Status(418), text: "é".repeat(1000), expected_pos: None };
         let text = vent(&error);
         assert!(text.len() < 400 && text.starts_with(r#"{"status":418"#), "{text}");
     }

@@ -21,7 +21,7 @@ use aeon_proto::{
 
 use super::{Context, Core, Station, duplicates::Key, error::RequestError, hello::finish, pca::Projection};
 use crate::{
-    model::{CancelToken, Head, HeadOutput, session::Refused},
+    model::{Cache, CancelToken, Head, HeadOutput, session::Refused, worker::WorkerPool},
     station::request::{Carrier, Outcome, ReplyTo, Request},
 };
 
@@ -122,6 +122,10 @@ impl Core {
             check_finite(body, lift.is_some())?;
         }
         if self.draining.load(Ordering::Relaxed) && operation != Operation::Reset {
+            // Its turn will not come, so what is looked at then is looked at now: a fault of the request comes first.
+            if let Operation::Forward { ids: false, .. } = operation {
+                check_finite(body, lift.is_some())?;
+            }
             return Err(RequestError::Draining { retry_after_ms: self.retry_after_ms() });
         }
         // A deadline that lies past the end of time is none.
@@ -297,9 +301,12 @@ impl Station {
         reply_to: impl FnOnce() -> Box<dyn ReplyTo>,
     ) -> Result<Outcome, RequestError> {
         let cancel = CancelToken::default();
-        let unknown = |name: &Arc<str>| !self.core.sessions.contains(name);
-        let at_once = call.operation == Operation::Reset && call.session.as_ref().is_some_and(unknown);
-        let Some(workers) = self.workers.as_ref().filter(|_| !at_once) else {
+        let at_once = |workers: &&WorkerPool| {
+            // A session that is not there yet may still be on its way through the queue.
+            let unknown = |name: &Arc<str>| !self.core.sessions.contains(name) && !workers.has_work(name);
+            call.operation == Operation::Reset && call.session.as_ref().is_some_and(unknown)
+        };
+        let Some(workers) = self.workers.as_ref().filter(|workers| !at_once(workers)) else {
             return match self.core.run(&call, &context, &cancel, out)? {
                 Done::Replied => Ok(Outcome::Replied),
                 Done::Stale => Ok(Outcome::Silent),
@@ -360,6 +367,10 @@ impl Core {
     ) -> Result<Done, RequestError> {
         let started = Instant::now();
         let mut lift = Duration::ZERO;
+        // Before anything else: what a cancelled request would have met is not for its sender to hear any more.
+        if cancel.is_cancelled() {
+            return Err(RequestError::Cancelled);
+        }
         let mut pos = call.pos;
         let answer = match call.operation {
             Operation::Reset => {
@@ -380,19 +391,12 @@ impl Core {
                 Answer::Head(self.apply_head(&call.residuals(&mut lift)?, head, cancel)?)
             }
             Operation::Forward { ids, head } => {
-                let Some((residuals, begin)) = self.forward(call, ids, context, cancel, &mut lift)? else {
+                let Some((answer, begin)) = self.forward(call, (ids, head), context, cancel, &mut lift)? else {
                     self.counters.dropped.stale.add_one();
                     return Ok(Done::Stale);
                 };
                 pos = Some(begin);
-                match head {
-                    None => Answer::Residuals(residuals),
-                    Some(head) => {
-                        let width = self.model.info().hidden_dim;
-                        let last = residuals.len().saturating_sub(width);
-                        Answer::Head(self.apply_head(&residuals[last..], head, cancel)?)
-                    }
-                }
+                answer
             }
         };
         self.write_reply(call, context, pos, (started, lift), &answer, out)?;
@@ -412,25 +416,30 @@ impl Core {
         RequestError::from_model(error, self.retry_after_ms())
     }
 
-    /// Runs a FORWARD through the layers; returns the residuals and the position of the first, or `None` for a stale copy.
+    /// Runs a FORWARD through the layers, and through the head if a token is wanted; returns the answer and the position of
+    /// the first residual, or `None` for a stale copy. Whatever goes wrong, the session does not keep the new positions.
     fn forward(
         &self,
         call: &Call<'_>,
-        ids: bool,
+        (ids, head): (bool, Option<Head>),
         context: &Context,
         cancel: &CancelToken,
         lift: &mut Duration,
-    ) -> Result<Option<(Vec<f32>, usize)>, RequestError> {
+    ) -> Result<Option<(Answer, usize)>, RequestError> {
         let mut input = || if ids { self.embed(&call.body) } else { Ok(call.residuals(lift)?.into_owned()) };
+        let compute = |cache: &mut dyn Cache, input| {
+            let output = self.model.forward(cache, input, cancel).map_err(|error| self.model_error(error))?;
+            let output = self.checked(output)?;
+            let Some(head) = head else { return Ok(Answer::Residuals(output)) };
+            let last = output.len().saturating_sub(self.model.info().hidden_dim);
+            self.apply_head(&output[last..], head, cancel).map(Answer::Head)
+        };
         let Some(name) = &call.session else {
             if !ids {
                 check_finite(&call.body, call.lift.is_some())?;
             }
             call.check_time(cancel)?;
-            let mut cache = self.model.new_cache();
-            let output =
-                self.model.forward(cache.as_mut(), input()?, cancel).map_err(|error| self.model_error(error))?;
-            return Ok(Some((self.checked(output)?, 0)));
+            return Ok(Some((compute(self.model.new_cache().as_mut(), input()?)?, 0)));
         };
         let refused = |refused, got| self.refused(refused, got);
         let guard = self
@@ -457,9 +466,7 @@ impl Core {
         let result = call.check_time(cancel).and_then(|()| {
             let input = input()?;
             state.cache.truncate(begin);
-            let output =
-                self.model.forward(state.cache.as_mut(), input, cancel).map_err(|error| self.model_error(error));
-            output.and_then(|output| self.checked(output)).inspect_err(|_| state.cache.truncate(begin))
+            compute(state.cache.as_mut(), input).inspect_err(|_| state.cache.truncate(begin))
         });
         if let (Ok(_), Some(address)) = (&result, context.address) {
             state.changed_by(address, context.sequence);

@@ -200,10 +200,10 @@ impl Station {
                     (Some(name), _) => Some(Arc::from(&**name)),
                     (None, default) => default.clone(),
                 };
-                // Only what changes a session can do harm when it is done twice.
+                // What changes a session must not be done twice, and what a worker does need not be.
+                let changes = session.is_some() && matches!(route, Route::FORWARD | Route::FORWARD_PCA | Route::RESET);
                 if let Some(address) = request.peer.address
-                    && session.is_some()
-                    && matches!(route, Route::FORWARD | Route::FORWARD_PCA | Route::RESET)
+                    && (changes || self.workers.is_some())
                 {
                     let copy = Key::new(address, &request.frame);
                     match self.core.duplicates.begin(copy) {
