@@ -11,6 +11,7 @@ pub mod demo;
 pub mod gguf;
 pub mod model;
 pub mod net;
+pub mod replay;
 pub mod station;
 pub mod telemetry;
 pub mod text;
