@@ -167,6 +167,15 @@ settings! {
         /// Bytes of all sessions [default: 2147483648]
         #[arg(long, env = "AEON_MAX_SESSION_BYTES", value_name = "BYTES", help_heading = "Limits")]
         max_session_bytes: usize,
+        /// Bytes of the prefix replay cache; 0 keeps nothing [default: 268435456]
+        #[arg(long, env = "AEON_MAX_REPLAY_BYTES", value_name = "BYTES", help_heading = "Limits")]
+        max_replay_bytes: usize,
+        /// Entries of all key-value shards [default: 4096]
+        #[arg(long, env = "AEON_MAX_SHARD_ENTRIES", value_name = "N", help_heading = "Limits")]
+        max_shard_entries: usize,
+        /// Bytes of all key-value shards [default: 16777216]
+        #[arg(long, env = "AEON_MAX_SHARD_BYTES", value_name = "BYTES", help_heading = "Limits")]
+        max_shard_bytes: usize,
         /// Seconds after which an unused session is dropped [default: 3600]
         #[arg(long, env = "AEON_SESSION_IDLE", value_name = "SECONDS", help_heading = "Limits")]
         session_idle: u64,
@@ -303,6 +312,11 @@ impl TryFrom<Settings> for Config {
                 count: positive("max-sessions", limits.max_sessions, defaults.0.sessions.count)?,
                 bytes: positive("max-session-bytes", limits.max_session_bytes, defaults.0.sessions.bytes)?,
                 max_idle: limits.session_idle.map_or(defaults.0.sessions.max_idle, Duration::from_secs),
+            },
+            max_replay_bytes: limits.max_replay_bytes.unwrap_or(defaults.0.max_replay_bytes),
+            shards: crate::station::limits::ShardLimits {
+                entries: positive("max-shard-entries", limits.max_shard_entries, defaults.0.shards.entries)?,
+                bytes: positive("max-shard-bytes", limits.max_shard_bytes, defaults.0.shards.bytes)?,
             },
             retry_after: defaults.0.retry_after,
         };

@@ -6,7 +6,6 @@
 
 use std::{
     borrow::Cow,
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
@@ -18,9 +17,15 @@ use aeon_proto::{
     route::Route,
 };
 
-use super::{Context, Core, Station, duplicates::Key, error::RequestError, hello::finish};
+use super::{
+    Context, Core, Station,
+    duplicates::Key,
+    error::RequestError,
+    hello::finish,
+    queue::{Done, Place},
+};
 use crate::{
-    model::{CancelToken, Head, HeadOutput, session::Refused},
+    model::{CancelToken, Head, HeadOutput, kept::Provenance, session::Refused},
     station::request::{Carrier, Outcome, ReplyTo, Request},
 };
 
@@ -245,14 +250,6 @@ fn fp48(body: &[u8]) -> u64 {
     xxhash_rust::xxh64::xxh64(body, 0) & 0xffff_ffff_ffff
 }
 
-/// How work ended that did not fail.
-#[derive(Debug, PartialEq, Eq)]
-enum Done {
-    Replied,
-    /// A late copy of an old request: no answer.
-    Stale,
-}
-
 /// What a reply's body holds.
 enum Answer {
     Residuals(Vec<f32>),
@@ -270,60 +267,21 @@ impl Station {
         out: &mut Vec<u8>,
         reply_to: impl FnOnce() -> Box<dyn ReplyTo>,
     ) -> Result<Outcome, RequestError> {
-        let cancel = CancelToken::default();
         let unknown = |name: &Arc<str>| !self.core.sessions.contains(name);
         let at_once = call.operation == Operation::Reset && call.session.as_ref().is_some_and(unknown);
-        let Some(workers) = self.workers.as_ref().filter(|_| !at_once) else {
-            return match self.core.run(&call, &context, &cancel, out)? {
+        if at_once || self.workers.is_none() {
+            return match self.core.run(&call, &context, &CancelToken::default(), out)? {
                 Done::Replied => Ok(Outcome::Replied),
                 Done::Stale => Ok(Outcome::Silent),
             };
-        };
-        let call = Call { body: Cow::Owned(call.body.into_owned()), ..call };
-        let session = call.session.clone();
-        let bytes = call.body.len();
-        let core = Arc::clone(&self.core);
-        let token = cancel.clone();
-        let reply_to = reply_to();
-        let work = move || reply_to.finish(core.run_queued(&call, &context, &token, key));
-        if let Err(full) = workers.submit(session, bytes, work) {
-            return Err(RequestError::Overloaded {
-                items: full.items,
-                bytes: full.bytes,
-                retry_after_ms: self.core.retry_after_ms(),
-            });
         }
-        Ok(Outcome::Queued(cancel))
+        let call = Call { body: Cow::Owned(call.body.into_owned()), ..call };
+        let place = Place { session: call.session.clone(), bytes: call.body.len(), context, key };
+        self.perform(place, out, reply_to, move |core, cancel, out| core.run(&call, &context, cancel, out))
     }
 }
 
 impl Core {
-    /// Runs a call on a worker thread; returns the reply frame, if there is one to send.
-    fn run_queued(
-        &self,
-        call: &Call<'_>,
-        context: &Context,
-        cancel: &CancelToken,
-        key: Option<Key>,
-    ) -> Option<Vec<u8>> {
-        let mut out = Vec::new();
-        let result = catch_unwind(AssertUnwindSafe(|| self.run(call, context, cancel, &mut out)))
-            .unwrap_or(Err(RequestError::Panicked));
-        let success = matches!(result, Ok(Done::Replied));
-        if let Err(error) = result {
-            out.clear();
-            context.write_vent(&error, &mut out);
-            self.counters.errors.add_one();
-        }
-        if let Some(key) = key {
-            self.duplicates.finish(key, success.then_some(&out));
-        }
-        if out.is_empty() || !context.fit_reply(self, 0, &mut out) {
-            return None;
-        }
-        Some(out)
-    }
-
     /// Does the work of a call and appends the reply to `out`.
     fn run(
         &self,
@@ -428,15 +386,20 @@ impl Core {
         self.sessions.reserve(&guard, growth).map_err(|error| refused(error, begin))?;
         let result = call.check_time(cancel).and_then(|()| {
             let input = input()?;
-            state.cache.truncate(begin);
+            state.truncate(begin);
             let output =
                 self.model.forward(state.cache.as_mut(), input, cancel).map_err(|error| self.model_error(error));
-            output.and_then(|output| self.checked(output)).inspect_err(|_| state.cache.truncate(begin))
+            output.and_then(|output| self.checked(output)).inspect_err(|_| state.truncate(begin))
         });
-        if let (Ok(_), Some(address)) = (&result, context.address) {
-            state.changed_by(address, context.sequence);
+        if let Ok(output) = &result {
+            let by = context.address.map(|address| (address, context.sequence));
+            if let Some((address, sequence)) = by {
+                state.changed_by(address, sequence);
+            }
+            let last = output.len().saturating_sub(self.model.info().hidden_dim);
+            state.kept.note(begin, call.seq, &output[last..], Provenance::Raw, by);
         }
-        self.sessions.settle(&guard, state.cache.bytes());
+        self.sessions.settle(&guard, state.bytes());
         Ok(Some((result?, begin)))
     }
 

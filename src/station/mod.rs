@@ -10,7 +10,10 @@ pub mod error;
 mod hello;
 mod layers;
 pub mod limits;
+mod queue;
+mod replay;
 pub mod request;
+mod shard;
 
 use std::{
     net::SocketAddr,
@@ -28,10 +31,13 @@ use self::{
     duplicates::{Duplicates, Key, Known},
     error::RequestError,
     limits::Limits,
+    replay::Prefix,
     request::{Outcome, Peer, ReplyTo, Request},
+    shard::ShardStore,
 };
 use crate::{
     model::{LayerRange, session::SessionTable, worker::WorkerPool},
+    replay::cache::{ReplayCache, Shape},
     telemetry::Counters,
 };
 
@@ -58,6 +64,8 @@ struct Core {
     draining: AtomicBool,
     addresses: AddressTokens,
     duplicates: Duplicates,
+    replay: ReplayCache,
+    shards: ShardStore,
 }
 
 impl Station {
@@ -72,6 +80,8 @@ impl Station {
         };
         let started = Instant::now();
         let core = Core {
+            replay: ReplayCache::new(Shape::of(&*model), limits.max_replay_bytes),
+            shards: ShardStore::new(limits.shards),
             name,
             model,
             sessions: SessionTable::new(limits.sessions),
@@ -161,6 +171,7 @@ impl Station {
         let route = Route(request.frame.stream_id);
         match route {
             Route::HELLO | Route::HEALTH | Route::EMBED | Route::FORWARD | Route::LM_HEAD | Route::RESET => {}
+            Route::AMPLITUHEDRON_REPLAY | Route::AMPLITUHEDRON_CAPTURE | Route::SHARD_PUT | Route::SHARD_GET => {}
             _ if route.name().is_some() => return Err(RequestError::RouteNotEnabled(route)),
             _ => return Err(RequestError::UnknownRoute(route)),
         }
@@ -170,6 +181,8 @@ impl Station {
         match route {
             Route::HELLO => self.hello(&meta, context, out)?,
             Route::HEALTH => self.health(context, out)?,
+            Route::SHARD_PUT => self.shard_put(payload.meta, context, out)?,
+            Route::SHARD_GET => self.shard_get(payload.meta, context, out)?,
             _ => {
                 let session = match (&meta.session, &request.peer.default_session) {
                     (Some(name), _) => Some(Arc::from(&**name)),
@@ -178,7 +191,7 @@ impl Station {
                 // Only what changes a session can do harm when it is done twice.
                 if let Some(address) = request.peer.address
                     && session.is_some()
-                    && matches!(route, Route::FORWARD | Route::RESET)
+                    && matches!(route, Route::FORWARD | Route::RESET | Route::AMPLITUHEDRON_REPLAY)
                 {
                     let copy = Key::new(address, &request.frame);
                     match self.core.duplicates.begin(copy) {
@@ -192,6 +205,12 @@ impl Station {
                             return Ok(Outcome::Replied);
                         }
                     }
+                }
+                let prefix = Prefix { meta: &meta, text: payload.meta, context: *context, key: *key };
+                match route {
+                    Route::AMPLITUHEDRON_REPLAY => return self.replay(prefix, out, reply_to),
+                    Route::AMPLITUHEDRON_CAPTURE => return self.capture(prefix, payload.body, out, reply_to),
+                    _ => {}
                 }
                 let call = self.core.prepare(route, &meta, payload.body, session, request, context)?;
                 return self.start(call, *context, *key, out, reply_to);
