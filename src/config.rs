@@ -125,7 +125,10 @@ settings! {
         /// TCP frames without a length in front
         #[arg(long, env = "AEON_BARE_FRAMES", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", help_heading = "Listeners")]
         bare_frames: bool,
-        /// Networks that may send over UDP and TCP; replaces the default, loopback
+        /// HTTP address to listen on, for the prefix replay cache and health checks
+        #[arg(long, env = "AEON_HTTP", value_name = "ADDR:PORT", help_heading = "Listeners")]
+        http: SocketAddr,
+        /// Networks that may send over UDP, TCP and HTTP; replaces the default, loopback
         #[arg(long, env = "AEON_ALLOW", value_name = "CIDR", value_delimiter = ',', help_heading = "Listeners")]
         allow: Vec<String>,
         /// Serve clients that know flag 0x20 as POISON: every reply carries FIN alone (not with UDP)
@@ -253,7 +256,9 @@ pub struct Config {
     pub tcp: Option<SocketAddr>,
     /// Framing of TCP connections.
     pub tcp_framing: Framing,
-    /// Who may send over UDP and TCP.
+    /// HTTP address.
+    pub http: Option<SocketAddr>,
+    /// Who may send over UDP, TCP and HTTP.
     pub allow: AllowList,
     /// Options of connections.
     pub connection: ConnectionOptions,
@@ -343,6 +348,7 @@ impl TryFrom<Settings> for Config {
             udp: listen.udp,
             tcp: listen.tcp,
             tcp_framing: if listen.bare_frames.unwrap_or(false) { Framing::Bare } else { Framing::Prefixed },
+            http: listen.http,
             allow,
             connection,
             connection_session: listen.connection_session.unwrap_or(false),

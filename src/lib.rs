@@ -3,6 +3,7 @@
 //! The wire formats are in the crate `aeon_proto`; this crate adds the carriers, the request handler, the model backends
 //! and the client.
 
+pub mod admin;
 pub mod client;
 pub mod codec;
 pub mod config;

@@ -118,6 +118,12 @@ impl Station {
         self.core.draining.store(true, Ordering::Relaxed);
     }
 
+    /// Whether new work is refused.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.core.draining.load(Ordering::Relaxed)
+    }
+
     /// What a client is told to wait when the station cannot take it now.
     #[must_use]
     pub fn retry_after_ms(&self) -> u64 {
