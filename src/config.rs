@@ -135,7 +135,10 @@ settings! {
         /// TCP frames without a length in front
         #[arg(long, env = "AEON_BARE_FRAMES", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", help_heading = "Listeners")]
         bare_frames: bool,
-        /// Networks that may send over UDP and TCP; replaces the default, loopback
+        /// HTTP address to listen on, for the prefix replay cache and health checks
+        #[arg(long, env = "AEON_HTTP", value_name = "ADDR:PORT", help_heading = "Listeners")]
+        http: SocketAddr,
+        /// Networks that may send over UDP, TCP and HTTP; replaces the default, loopback
         #[arg(long, env = "AEON_ALLOW", value_name = "CIDR", value_delimiter = ',', help_heading = "Listeners")]
         allow: Vec<String>,
         /// Serve clients that know flag 0x20 as POISON: every reply carries FIN alone (not with UDP)
@@ -177,6 +180,15 @@ settings! {
         /// Bytes of all sessions [default: 2147483648]
         #[arg(long, env = "AEON_MAX_SESSION_BYTES", value_name = "BYTES", help_heading = "Limits")]
         max_session_bytes: usize,
+        /// Bytes of the prefix replay cache; 0 keeps nothing [default: 268435456]
+        #[arg(long, env = "AEON_MAX_REPLAY_BYTES", value_name = "BYTES", help_heading = "Limits")]
+        max_replay_bytes: usize,
+        /// Entries of all key-value shards [default: 4096]
+        #[arg(long, env = "AEON_MAX_SHARD_ENTRIES", value_name = "N", help_heading = "Limits")]
+        max_shard_entries: usize,
+        /// Bytes of all key-value shards [default: 16777216]
+        #[arg(long, env = "AEON_MAX_SHARD_BYTES", value_name = "BYTES", help_heading = "Limits")]
+        max_shard_bytes: usize,
         /// Seconds after which an unused session is dropped [default: 3600]
         #[arg(long, env = "AEON_SESSION_IDLE", value_name = "SECONDS", help_heading = "Limits")]
         session_idle: u64,
@@ -256,7 +268,9 @@ pub struct Config {
     pub tcp: Option<SocketAddr>,
     /// Framing of TCP connections.
     pub tcp_framing: Framing,
-    /// Who may send over UDP and TCP.
+    /// HTTP address.
+    pub http: Option<SocketAddr>,
+    /// Who may send over UDP, TCP and HTTP.
     pub allow: AllowList,
     /// Options of connections.
     pub connection: ConnectionOptions,
@@ -316,6 +330,11 @@ impl TryFrom<Settings> for Config {
                 bytes: positive("max-session-bytes", limits.max_session_bytes, defaults.0.sessions.bytes)?,
                 max_idle: limits.session_idle.map_or(defaults.0.sessions.max_idle, Duration::from_secs),
             },
+            max_replay_bytes: limits.max_replay_bytes.unwrap_or(defaults.0.max_replay_bytes),
+            shards: crate::station::limits::ShardLimits {
+                entries: positive("max-shard-entries", limits.max_shard_entries, defaults.0.shards.entries)?,
+                bytes: positive("max-shard-bytes", limits.max_shard_bytes, defaults.0.shards.bytes)?,
+            },
             retry_after: defaults.0.retry_after,
         };
         let connection = ConnectionOptions {
@@ -347,6 +366,7 @@ impl TryFrom<Settings> for Config {
             udp: listen.udp,
             tcp: listen.tcp,
             tcp_framing: if listen.bare_frames.unwrap_or(false) { Framing::Bare } else { Framing::Prefixed },
+            http: listen.http,
             allow,
             connection,
             connection_session: listen.connection_session.unwrap_or(false),

@@ -3,6 +3,7 @@
 use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Instant};
 
 use crate::{
+    admin::HttpListener,
     basis::{Registry, registry::RegistryError},
     codec::Framing,
     config::Config,
@@ -77,6 +78,7 @@ pub struct Node {
     uds: Option<PathBuf>,
     udp: Option<SocketAddr>,
     tcp: Option<SocketAddr>,
+    http: Option<SocketAddr>,
 }
 
 impl Node {
@@ -109,6 +111,13 @@ impl Node {
                 Some(bound.map_err(listen_error(format!("TCP {address}")))?)
             }
         };
+        let http = match config.http {
+            None => None,
+            Some(address) => {
+                let bound = HttpListener::bind(address, config.allow.clone()).await;
+                Some(bound.map_err(listen_error(format!("HTTP {address}")))?)
+            }
+        };
         let model = load(config).await?;
         let name = config.name.clone().unwrap_or_else(|| model.info().name.clone());
         let station = Station::with_bases(name, model, bases, config.limits.clone(), config.workers);
@@ -122,7 +131,8 @@ impl Node {
             config.max_connections,
             shutdown.clone(),
         );
-        let mut node = Self { station, shutdown, grace: config.grace, uds: config.uds.clone(), udp: None, tcp: None };
+        let uds = config.uds.clone();
+        let mut node = Self { station, shutdown, grace: config.grace, uds, udp: None, tcp: None, http: None };
         if let Some(socket) = socket {
             let listener = UdsListener::new(socket, config.uds_options.credentials.clone());
             let listener = listener.map_err(listen_error("the Unix socket".to_owned()))?;
@@ -138,6 +148,11 @@ impl Node {
         if let Some(udp) = udp {
             node.udp = Some(udp.local_addr().map_err(listen_error("UDP".to_owned()))?);
             node.shutdown.spawn(udp.run(Arc::clone(&node.station), node.shutdown.clone()));
+        }
+        if let Some(http) = http {
+            node.http = Some(http.local_addr().map_err(listen_error("HTTP".to_owned()))?);
+            let timeout = config.connection.half_frame_timeout;
+            node.shutdown.spawn(http.run(Arc::clone(&node.station), timeout, node.shutdown.clone()));
         }
         let (station, shutdown) = (Arc::clone(&node.station), node.shutdown.clone());
         node.shutdown.spawn(async move {
@@ -169,6 +184,12 @@ impl Node {
         self.tcp
     }
 
+    /// Where it listens for HTTP requests.
+    #[must_use]
+    pub fn http(&self) -> Option<SocketAddr> {
+        self.http
+    }
+
     /// The line that says that it is ready, for people and scripts.
     #[must_use]
     pub fn ready_line(&self) -> String {
@@ -182,6 +203,9 @@ impl Node {
         }
         if let Some(address) = self.tcp {
             line += &format!(" tcp={address}");
+        }
+        if let Some(address) = self.http {
+            line += &format!(" http={address}");
         }
         line + &format!(" model={} layers={}..{}", info.name, info.layers.start, info.layers.end)
     }

@@ -3,6 +3,7 @@
 //! The wire formats are in the crate `aeon_proto`; this crate adds the carriers, the request handler, the model backends
 //! and the client.
 
+pub mod admin;
 pub mod basis;
 pub mod client;
 pub mod codec;
@@ -12,6 +13,7 @@ pub mod demo;
 pub mod gguf;
 pub mod model;
 pub mod net;
+pub mod replay;
 pub mod station;
 pub mod telemetry;
 pub mod text;

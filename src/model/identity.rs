@@ -92,6 +92,25 @@ impl LayerRange for Identity {
         Ok(residuals)
     }
 
+    fn exported_per_position(&self) -> Option<usize> {
+        Some(0)
+    }
+
+    fn export_cache(&self, cache: &dyn Cache, len: usize) -> Result<Vec<f32>, ModelError> {
+        let count = (cache as &dyn Any).downcast_ref::<Count>().ok_or(ModelError::ForeignCache)?;
+        if len > count.0 {
+            return Err(ModelError::CacheLen { unit: "positions", expected: len, got: count.0 });
+        }
+        Ok(Vec::new())
+    }
+
+    fn import_cache(&self, len: usize, values: &[f32]) -> Result<Box<dyn Cache>, ModelError> {
+        if !values.is_empty() {
+            return Err(ModelError::CacheLen { unit: "values", expected: 0, got: values.len() });
+        }
+        Ok(Box::new(Count(len)))
+    }
+
     fn head(&self, residuals: &[f32], want: Head, _: &CancelToken) -> Result<HeadOutput, ModelError> {
         // Anything that is no token id maps to the nearest one, so that noise in, noise out holds here too.
         let token = |row: &[f32]| row[0].round().clamp(0.0, (self.info.vocab - 1) as f32) as u32;

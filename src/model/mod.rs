@@ -9,6 +9,7 @@ pub mod error;
 mod gguf;
 pub mod head;
 pub mod identity;
+pub mod kept;
 pub mod load;
 pub mod matrix;
 mod safetensors;
@@ -148,6 +149,32 @@ pub trait LayerRange: Send + Sync {
     fn forward(&self, cache: &mut dyn Cache, residuals: Vec<f32>, cancel: &CancelToken)
     -> Result<Vec<f32>, ModelError>;
 
+    /// f32 values that [`LayerRange::export_cache`] gives for each position, all layers together; `None` if the contents
+    /// of a cache cannot leave this backend.
+    fn exported_per_position(&self) -> Option<usize> {
+        None
+    }
+
+    /// The first `len` positions of a cache, `[layer][keys, values][position][kv_heads * head_dim]`, keys after the
+    /// rotation. A backend that remembers no numbers gives none.
+    ///
+    /// # Errors
+    /// [`ModelError::CacheNotPortable`] unless the backend can; [`ModelError::CacheLen`] if `cache` holds fewer positions.
+    fn export_cache(&self, cache: &dyn Cache, len: usize) -> Result<Vec<f32>, ModelError> {
+        let _ = (cache, len);
+        Err(ModelError::CacheNotPortable)
+    }
+
+    /// A fresh cache of `len` positions, from what [`LayerRange::export_cache`] gave.
+    ///
+    /// # Errors
+    /// [`ModelError::CacheNotPortable`] unless the backend can; [`ModelError::CacheLen`] if `values` are not those of `len`
+    /// positions; [`ModelError::CacheNonFinite`] for NaN or infinity.
+    fn import_cache(&self, len: usize, values: &[f32]) -> Result<Box<dyn Cache>, ModelError> {
+        let _ = (len, values);
+        Err(ModelError::CacheNotPortable)
+    }
+
     /// Final norm and head on residuals `[seq, hidden_dim]`.
     ///
     /// # Errors
@@ -208,4 +235,23 @@ pub enum ModelError {
     /// A cache of another backend was handed in.
     #[error("cache belongs to another backend")]
     ForeignCache,
+    /// What this backend remembers cannot be taken out of it or put into it.
+    #[error("this backend cannot export or import what its sessions remember")]
+    CacheNotPortable,
+    /// Cache contents of another length than asked for.
+    #[error("cache contents of {got} {unit}, {expected} expected")]
+    CacheLen {
+        /// What is counted.
+        unit: &'static str,
+        /// How many there should be.
+        expected: usize,
+        /// How many there are.
+        got: usize,
+    },
+    /// Cache contents that no computation gives.
+    #[error("value {index} of the cache contents is NaN or infinite")]
+    CacheNonFinite {
+        /// Which value.
+        index: usize,
+    },
 }

@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::Cache;
+use super::{Cache, kept::Kept};
 
 /// Bytes that a session takes besides its cache, roughly.
 const SESSION_OVERHEAD: usize = 512;
@@ -63,10 +63,24 @@ pub enum Refused {
 pub struct SessionState {
     /// The positions held.
     pub cache: Box<dyn Cache>,
+    /// What is known of them beside the cache.
+    pub kept: Kept,
     senders: Senders,
 }
 
 impl SessionState {
+    /// Forgets the positions from `len` on.
+    pub fn truncate(&mut self, len: usize) {
+        self.cache.truncate(len);
+        self.kept.truncate(len);
+    }
+
+    /// Memory held, in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.cache.bytes() + self.kept.bytes()
+    }
+
     /// Whether a request with this sequence from a UDP sender is older than one that already changed the session.
     #[must_use]
     pub fn is_stale(&self, sender: SocketAddr, sequence: u32) -> bool {
@@ -103,7 +117,7 @@ impl Senders {
 }
 
 /// Serial number order of RFC 1982 for 32 bits.
-fn is_newer(a: u32, b: u32) -> bool {
+pub(super) fn is_newer(a: u32, b: u32) -> bool {
     a != b && a.wrapping_sub(b) < 1 << 31
 }
 
@@ -201,7 +215,7 @@ impl SessionTable {
         table.make_room(SESSION_OVERHEAD, self.limits.bytes)?;
         let senders = table.dropped.remove(name).map(|dropped| dropped.senders).unwrap_or_default();
         let session = Arc::new(Session {
-            state: Mutex::new(SessionState { cache: new_cache(), senders }),
+            state: Mutex::new(SessionState { cache: new_cache(), kept: Kept::default(), senders }),
             bytes: AtomicUsize::new(SESSION_OVERHEAD),
             users: AtomicUsize::new(1),
             last_used: Mutex::new(now),
@@ -223,10 +237,10 @@ impl SessionTable {
         Ok(())
     }
 
-    /// Replaces what was set aside by what a session's cache really takes now.
-    pub fn settle(&self, guard: &SessionGuard, cache_bytes: usize) {
+    /// Replaces what was set aside by what a session's state really takes now.
+    pub fn settle(&self, guard: &SessionGuard, state_bytes: usize) {
         let mut table = lock(&self.table);
-        let bytes = SESSION_OVERHEAD + cache_bytes;
+        let bytes = SESSION_OVERHEAD + state_bytes;
         let before = guard.session.bytes.swap(bytes, Ordering::AcqRel);
         table.bytes = (table.bytes + bytes).saturating_sub(before);
     }

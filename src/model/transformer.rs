@@ -7,6 +7,7 @@
 
 use std::{any::Any, ops::Range};
 
+use aeon_proto::residual;
 use candle_core::{Device, Storage, Tensor};
 use candle_nn::{ops::rms_norm, rotary_emb::rope_thd};
 
@@ -62,37 +63,6 @@ impl Transformer {
     #[must_use]
     pub const fn config(&self) -> &ModelConfig {
         &self.config
-    }
-
-    /// The contents of a cache, `[layer][keys, values][position][kv_heads * head_dim]`; keys after the rotation.
-    ///
-    /// # Errors
-    /// [`ModelError::ForeignCache`].
-    pub fn export_cache(&self, cache: &dyn Cache) -> Result<Vec<f32>, ModelError> {
-        let any: &dyn Any = cache;
-        let cache = any.downcast_ref::<KvCache>().filter(|cache| self.owns(cache)).ok_or(ModelError::ForeignCache)?;
-        Ok(cache.layers.iter().flat_map(|layer| layer.keys.iter().chain(&layer.values)).copied().collect())
-    }
-
-    /// A cache with contents in the form of [`Transformer::export_cache`].
-    ///
-    /// # Errors
-    /// [`ModelError::ForeignCache`] if the number of values does not fit this model.
-    pub fn import_cache(&self, values: &[f32]) -> Result<Box<dyn Cache>, ModelError> {
-        let position_len = self.cache_bytes_per_position() / size_of::<f32>();
-        if !values.len().is_multiple_of(position_len) {
-            return Err(ModelError::ForeignCache);
-        }
-        let len = values.len() / position_len;
-        let mut cache = KvCache::new(self.weights.layers.len(), self.config.kv_dim());
-        let part_len = len * cache.kv_dim;
-        let mut parts = values.chunks_exact(part_len.max(1));
-        for layer in &mut cache.layers {
-            layer.keys.extend(parts.next().into_iter().flatten());
-            layer.values.extend(parts.next().into_iter().flatten());
-        }
-        cache.len = len;
-        Ok(Box::new(cache))
     }
 
     /// Whether a cache is shaped like this model's.
@@ -190,6 +160,37 @@ impl LayerRange for Transformer {
             }
         }
         Ok(out)
+    }
+
+    fn exported_per_position(&self) -> Option<usize> {
+        Some(self.weights.layers.len() * self.config.kv_dim() * 2)
+    }
+
+    fn export_cache(&self, cache: &dyn Cache, len: usize) -> Result<Vec<f32>, ModelError> {
+        let any: &dyn Any = cache;
+        let cache = any.downcast_ref::<KvCache>().filter(|cache| self.owns(cache)).ok_or(ModelError::ForeignCache)?;
+        if len > cache.len {
+            return Err(ModelError::CacheLen { unit: "positions", expected: len, got: cache.len });
+        }
+        let part_len = len * cache.kv_dim;
+        let parts = cache.layers.iter().flat_map(|layer| [&layer.keys[..part_len], &layer.values[..part_len]]);
+        Ok(parts.collect::<Vec<_>>().concat())
+    }
+
+    fn import_cache(&self, len: usize, values: &[f32]) -> Result<Box<dyn Cache>, ModelError> {
+        let mut cache = KvCache::new(self.weights.layers.len(), self.config.kv_dim());
+        let expected = len.saturating_mul(cache.kv_dim).saturating_mul(2 * cache.layers.len());
+        if values.len() != expected {
+            return Err(ModelError::CacheLen { unit: "values", expected, got: values.len() });
+        }
+        residual::check_finite_values(values).map_err(|error| ModelError::CacheNonFinite { index: error.index })?;
+        let mut parts = values.chunks_exact((len * cache.kv_dim).max(1));
+        for layer in &mut cache.layers {
+            layer.keys.extend_from_slice(parts.next().unwrap_or_default());
+            layer.values.extend_from_slice(parts.next().unwrap_or_default());
+        }
+        cache.len = len;
+        Ok(Box::new(cache))
     }
 
     fn head(&self, residuals: &[f32], want: Head, cancel: &CancelToken) -> Result<HeadOutput, ModelError> {

@@ -5,6 +5,7 @@
 //! model input or the cause of an internal error.
 
 use aeon_proto::{
+    bwah::BwahError,
     frame::Flags,
     meta,
     payload::{self, FrameWriter, MetaWriter},
@@ -13,7 +14,11 @@ use aeon_proto::{
     status::Status,
 };
 
-use crate::{codec::StreamError, model::ModelError};
+use crate::{
+    codec::StreamError,
+    model::{ModelError, kept::Provenance},
+    replay::cache::CaptureError,
+};
 
 /// The longest error text that a peer gets, in bytes.
 const MAX_TEXT: usize = 300;
@@ -283,6 +288,48 @@ pub enum RequestError {
         /// What was being computed.
         operation: &'static str,
     },
+    /// A capture body that is no envelope.
+    #[error("capture body, {}: {}", .0.name(), causes(.0))]
+    Envelope(BwahError),
+    /// A capture of something, and of nothing or of two things.
+    #[error("CAPTURE needs a BWAH body, or a session and an empty body")]
+    CaptureSource,
+    /// The key in the meta and the one in the envelope differ.
+    #[error("the key in the meta is not the one in the envelope; leave it out of the meta")]
+    CaptureKey,
+    /// A capture that is not kept.
+    #[error(transparent)]
+    Capture(#[from] CaptureError),
+    /// The session has no tail at the end of the prefix any more.
+    #[error(
+        "tail of prefix_len {prefix_len} is not kept; capture at the end of a prefill, before the session goes back"
+    )]
+    TailNotKept {
+        /// By the request.
+        prefix_len: usize,
+        /// Prefixes whose tails are kept.
+        kept: Vec<usize>,
+    },
+    /// A prefix that came through something else than its capture says.
+    #[error("provenance of the prefix is {got}, the capture says otherwise")]
+    Provenance {
+        /// What it came through.
+        got: Provenance,
+    },
+    /// The backend cannot export or import what its sessions remember.
+    #[error("the sessions of this station's backend cannot be captured or replayed into")]
+    CacheNotPortable,
+    /// Nothing under this key of a shard.
+    #[error("no such key in this shard")]
+    ShardKeyUnknown,
+    /// A value larger than a shard may hold.
+    #[error("shard entry of {len} bytes, at most {max} are taken")]
+    ShardEntryTooLarge {
+        /// Bytes of the entry.
+        len: usize,
+        /// The limit.
+        max: usize,
+    },
     /// The handler panicked.
     #[error("internal error; the station's log says more")]
     Panicked,
@@ -296,7 +343,9 @@ impl RequestError {
             Self::Stream(StreamError::FrameTooLarge { .. })
             | Self::TooManyPositions { .. }
             | Self::ReplyTooLarge { .. }
-            | Self::ContextTooLong { .. } => Status::TOO_LARGE,
+            | Self::ContextTooLong { .. }
+            | Self::Capture(CaptureError::PrefixTooLong { .. } | CaptureError::TooLarge { .. })
+            | Self::ShardEntryTooLarge { .. } => Status::TOO_LARGE,
             Self::Stream(_)
             | Self::HalfFrame { .. }
             | Self::Payload(_)
@@ -312,15 +361,31 @@ impl RequestError {
             | Self::NothingAcceptable
             | Self::PositionMissing
             | Self::SessionMissing
-            | Self::BodyFingerprint { .. } => Status::BAD_REQUEST,
+            | Self::BodyFingerprint { .. }
+            | Self::Envelope(_)
+            | Self::CaptureSource
+            | Self::CaptureKey
+            | Self::Capture(
+                CaptureError::EmptyPrefix
+                | CaptureError::TailLen { .. }
+                | CaptureError::SlabLen { .. }
+                | CaptureError::SlabNotTaken { .. },
+            ) => Status::BAD_REQUEST,
             Self::UnknownBasis { .. } | Self::MethodologyMismatch { .. } | Self::BoundaryNotInBasis { .. } => {
                 Status::PRECONDITION_FAILED
             }
             Self::PeerNotAllowed | Self::AddressNotProven { .. } => Status::FORBIDDEN,
-            Self::UnknownRoute(_) => Status::NOT_FOUND,
-            Self::RouteNotEnabled(_) | Self::NotHere { .. } => Status::NOT_IMPLEMENTED,
-            Self::Boundary { .. } | Self::Config { .. } | Self::Position { .. } => Status::CONFLICT,
-            Self::NonFinite { .. } | Self::LiftedNonFinite { .. } => Status::UNPROCESSABLE,
+            Self::UnknownRoute(_) | Self::ShardKeyUnknown => Status::NOT_FOUND,
+            Self::RouteNotEnabled(_) | Self::NotHere { .. } | Self::CacheNotPortable => Status::NOT_IMPLEMENTED,
+            Self::Boundary { .. }
+            | Self::Config { .. }
+            | Self::Position { .. }
+            | Self::TailNotKept { .. }
+            | Self::Provenance { .. }
+            | Self::Capture(CaptureError::Layers { .. }) => Status::CONFLICT,
+            Self::NonFinite { .. } | Self::LiftedNonFinite { .. } | Self::Capture(CaptureError::NonFinite { .. }) => {
+                Status::UNPROCESSABLE
+            }
             Self::Cancelled => Status::CANCELLED,
             Self::DeadlinePassed { .. } => Status::TIMEOUT,
             Self::TooManyConnections { .. }
@@ -373,6 +438,21 @@ impl RequestError {
             | Self::UpstreamUnreachable { retry_after_ms } => {
                 meta.unsigned("retry_after_ms", *retry_after_ms);
             }
+            Self::TailNotKept { kept, .. } => {
+                meta.unsigneds("kept", kept.iter().map(|prefix_len| *prefix_len as u64));
+            }
+            Self::Capture(CaptureError::PrefixTooLong { context_len, .. }) => {
+                meta.unsigned("context_len", *context_len as u64);
+            }
+            Self::Capture(CaptureError::TooLarge { budget, .. }) => {
+                meta.unsigned("max_replay_bytes", *budget as u64);
+            }
+            Self::Capture(CaptureError::Layers { held, .. }) => {
+                meta.unsigneds("layers", [u64::from(held.start), u64::from(held.end)]);
+            }
+            Self::ShardEntryTooLarge { max, .. } => {
+                meta.unsigned("max_shard_entry", *max as u64);
+            }
             Self::NotHere { lo, hi, .. } => {
                 meta.unsigneds("layers", [u64::from(*lo), u64::from(*hi)]);
             }
@@ -409,6 +489,19 @@ impl RequestError {
             | Self::Cancelled
             | Self::DeadlinePassed { .. }
             | Self::Upstream { expected_pos: None, .. }
+            | Self::Envelope(_)
+            | Self::CaptureSource
+            | Self::CaptureKey
+            | Self::Capture(
+                CaptureError::EmptyPrefix
+                | CaptureError::TailLen { .. }
+                | CaptureError::SlabLen { .. }
+                | CaptureError::SlabNotTaken { .. }
+                | CaptureError::NonFinite { .. },
+            )
+            | Self::Provenance { .. }
+            | Self::CacheNotPortable
+            | Self::ShardKeyUnknown
             | Self::ResultNonFinite { .. }
             | Self::Compute { .. }
             | Self::Panicked => {}
@@ -444,12 +537,24 @@ impl RequestError {
                 tracing::error!(operation, cause = %source, "model failed");
                 Self::Compute { operation }
             }
-            ModelError::ForeignCache => {
+            ModelError::CacheNotPortable => Self::CacheNotPortable,
+            ModelError::ForeignCache | ModelError::CacheLen { .. } | ModelError::CacheNonFinite { .. } => {
                 tracing::error!(error = %error, "model failed");
                 Self::Compute { operation: "session cache" }
             }
         }
     }
+}
+
+/// An error and its causes, the last of which says what is wrong with the bytes.
+fn causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text += &format!(": {cause}");
+        source = cause.source();
+    }
+    text
 }
 
 #[cfg(test)]

@@ -89,6 +89,19 @@ impl Station {
             "amplification": dropped.amplification.value(),
             "idle_cancel": dropped.idle_cancel.value(),
         });
+        let (entries, bytes) = core.replay.usage();
+        let replayed = &core.replay.counters;
+        let replay = json!({
+            "entries": entries,
+            "bytes": bytes,
+            "max_bytes": core.replay.budget(),
+            "hits": replayed.hits.value(),
+            "misses": replayed.misses.value(),
+            "captures": replayed.captures.value(),
+            "refused": replayed.refused.value(),
+            "evictions": replayed.evictions.value(),
+        });
+        let (shard_entries, shard_bytes) = core.shards.usage();
         let mut frame = FrameWriter::new(out, context.stream_id, context.sequence, context.success);
         frame
             .meta()
@@ -104,6 +117,9 @@ impl Station {
             .unsigned("session_bytes", session_bytes as u64)
             .unsigned("queued", queued as u64)
             .unsigned("queued_bytes", queued_bytes as u64)
+            .raw("replay", &replay.to_string())
+            .unsigned("shard_entries", shard_entries as u64)
+            .unsigned("shard_bytes", shard_bytes as u64)
             .raw("dropped", &dropped.to_string());
         finish(frame)
     }

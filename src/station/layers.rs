@@ -6,7 +6,6 @@
 
 use std::{
     borrow::Cow,
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
@@ -19,9 +18,16 @@ use aeon_proto::{
     route::Route,
 };
 
-use super::{Context, Core, Station, duplicates::Key, error::RequestError, hello::finish, pca::Projection};
+use super::{
+    Context, Core, Station,
+    duplicates::Key,
+    error::RequestError,
+    hello::finish,
+    pca::Projection,
+    queue::{Done, Place},
+};
 use crate::{
-    model::{Cache, CancelToken, Head, HeadOutput, session::Refused, worker::WorkerPool},
+    model::{Cache, CancelToken, Head, HeadOutput, kept::Provenance, session::Refused, worker::WorkerPool},
     station::request::{Carrier, Outcome, ReplyTo, Request},
 };
 
@@ -275,14 +281,6 @@ fn fp48(body: &[u8]) -> u64 {
     xxhash_rust::xxh64::xxh64(body, 0) & 0xffff_ffff_ffff
 }
 
-/// How work ended that did not fail.
-#[derive(Debug, PartialEq, Eq)]
-enum Done {
-    Replied,
-    /// A late copy of an old request: no answer.
-    Stale,
-}
-
 /// What a reply's body holds.
 enum Answer {
     Residuals(Vec<f32>),
@@ -300,63 +298,24 @@ impl Station {
         out: &mut Vec<u8>,
         reply_to: impl FnOnce() -> Box<dyn ReplyTo>,
     ) -> Result<Outcome, RequestError> {
-        let cancel = CancelToken::default();
-        let at_once = |workers: &&WorkerPool| {
+        let at_once = |workers: &WorkerPool| {
             // A session that is not there yet may still be on its way through the queue.
             let unknown = |name: &Arc<str>| !self.core.sessions.contains(name) && !workers.has_work(name);
             call.operation == Operation::Reset && call.session.as_ref().is_some_and(unknown)
         };
-        let Some(workers) = self.workers.as_ref().filter(|workers| !at_once(workers)) else {
-            return match self.core.run(&call, &context, &cancel, out)? {
+        if self.workers.as_ref().is_none_or(at_once) {
+            return match self.core.run(&call, &context, &CancelToken::default(), out)? {
                 Done::Replied => Ok(Outcome::Replied),
                 Done::Stale => Ok(Outcome::Silent),
             };
-        };
-        let call = Call { body: Cow::Owned(call.body.into_owned()), ..call };
-        let session = call.session.clone();
-        let bytes = call.body.len();
-        let core = Arc::clone(&self.core);
-        let token = cancel.clone();
-        let reply_to = reply_to();
-        let work = move || reply_to.finish(core.run_queued(&call, &context, &token, key));
-        if let Err(full) = workers.submit(session, bytes, work) {
-            return Err(RequestError::Overloaded {
-                items: full.items,
-                bytes: full.bytes,
-                retry_after_ms: self.core.retry_after_ms(),
-            });
         }
-        Ok(Outcome::Queued(cancel))
+        let call = Call { body: Cow::Owned(call.body.into_owned()), ..call };
+        let place = Place { session: call.session.clone(), bytes: call.body.len(), context, key };
+        self.perform(place, out, reply_to, move |core, cancel, out| core.run(&call, &context, cancel, out))
     }
 }
 
 impl Core {
-    /// Runs a call on a worker thread; returns the reply frame, if there is one to send.
-    fn run_queued(
-        &self,
-        call: &Call<'_>,
-        context: &Context,
-        cancel: &CancelToken,
-        key: Option<Key>,
-    ) -> Option<Vec<u8>> {
-        let mut out = Vec::new();
-        let result = catch_unwind(AssertUnwindSafe(|| self.run(call, context, cancel, &mut out)))
-            .unwrap_or(Err(RequestError::Panicked));
-        let success = matches!(result, Ok(Done::Replied));
-        if let Err(error) = result {
-            out.clear();
-            context.write_vent(&error, &mut out);
-            self.counters.errors.add_one();
-        }
-        if let Some(key) = key {
-            self.duplicates.finish(key, success.then_some(&out));
-        }
-        if out.is_empty() || !context.fit_reply(self, 0, &mut out) {
-            return None;
-        }
-        Some(out)
-    }
-
     /// Does the work of a call and appends the reply to `out`.
     fn run(
         &self,
@@ -430,16 +389,20 @@ impl Core {
         let compute = |cache: &mut dyn Cache, input| {
             let output = self.model.forward(cache, input, cancel).map_err(|error| self.model_error(error))?;
             let output = self.checked(output)?;
-            let Some(head) = head else { return Ok(Answer::Residuals(output)) };
-            let last = output.len().saturating_sub(self.model.info().hidden_dim);
-            self.apply_head(&output[last..], head, cancel).map(Answer::Head)
+            let tail = output[output.len().saturating_sub(self.model.info().hidden_dim)..].to_vec();
+            let answer = match head {
+                None => Answer::Residuals(output),
+                Some(head) => Answer::Head(self.apply_head(&tail, head, cancel)?),
+            };
+            Ok((answer, tail))
         };
         let Some(name) = &call.session else {
             if !ids {
                 check_finite(&call.body, call.lift.is_some())?;
             }
             call.check_time(cancel)?;
-            return Ok(Some((compute(self.model.new_cache().as_mut(), input()?)?, 0)));
+            let (answer, _) = compute(self.model.new_cache().as_mut(), input()?)?;
+            return Ok(Some((answer, 0)));
         };
         let refused = |refused, got| self.refused(refused, got);
         let guard = self
@@ -465,14 +428,20 @@ impl Core {
         self.sessions.reserve(&guard, growth).map_err(|error| refused(error, begin))?;
         let result = call.check_time(cancel).and_then(|()| {
             let input = input()?;
-            state.cache.truncate(begin);
-            compute(state.cache.as_mut(), input).inspect_err(|_| state.cache.truncate(begin))
+            state.truncate(begin);
+            compute(state.cache.as_mut(), input).inspect_err(|_| state.truncate(begin))
         });
-        if let (Ok(_), Some(address)) = (&result, context.address) {
-            state.changed_by(address, context.sequence);
+        if let Ok((_, tail)) = &result {
+            let by = context.address.map(|address| (address, context.sequence));
+            if let Some((address, sequence)) = by {
+                state.changed_by(address, sequence);
+            }
+            let provenance = call.lift.as_ref().map_or(Provenance::Raw, |lift| Provenance::Basis(lift.basis_fp()));
+            state.kept.note(begin, call.seq, tail, provenance, by);
         }
-        self.sessions.settle(&guard, state.cache.bytes());
-        Ok(Some((result?, begin)))
+        self.sessions.settle(&guard, state.bytes());
+        let (answer, _) = result?;
+        Ok(Some((answer, begin)))
     }
 
     /// A result with NaN or infinity is an error here and now, not at the next station.

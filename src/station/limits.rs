@@ -9,6 +9,15 @@ use crate::model::{session::SessionLimits, worker::QueueLimits};
 /// The largest UDP payload over IPv4: 65,535 less the headers of IP and UDP.
 pub const MAX_DATAGRAM_LEN: usize = 65_507;
 
+/// How much the key-value shards of a station may hold, all shards together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShardLimits {
+    /// Entries at once.
+    pub entries: usize,
+    /// Bytes of all entries.
+    pub bytes: usize,
+}
+
 /// Limits of a station.
 #[derive(Debug, Clone)]
 pub struct Limits {
@@ -22,6 +31,10 @@ pub struct Limits {
     pub queue: QueueLimits,
     /// Sessions and their memory.
     pub sessions: SessionLimits,
+    /// Bytes of the prefix replay cache.
+    pub max_replay_bytes: usize,
+    /// Entries of the key-value shards and their memory.
+    pub shards: ShardLimits,
     /// What an overloaded or draining station tells clients to wait.
     pub retry_after: Duration,
 }
@@ -34,6 +47,8 @@ impl Default for Limits {
             max_positions: 4096,
             queue: QueueLimits { items: 1024, bytes: 256 << 20 },
             sessions: SessionLimits { count: 4096, bytes: 2 << 30, max_idle: Duration::from_secs(3600) },
+            max_replay_bytes: 256 << 20,
+            shards: ShardLimits { entries: 4096, bytes: 16 << 20 },
             retry_after: Duration::from_millis(250),
         }
     }

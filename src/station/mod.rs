@@ -11,7 +11,10 @@ mod hello;
 mod layers;
 pub mod limits;
 mod pca;
+mod queue;
+mod replay;
 pub mod request;
+mod shard;
 
 use std::{
     net::SocketAddr,
@@ -29,11 +32,14 @@ use self::{
     duplicates::{Duplicates, Key, Known},
     error::RequestError,
     limits::Limits,
+    replay::Prefix,
     request::{Outcome, Peer, ReplyTo, Request},
+    shard::ShardStore,
 };
 use crate::{
     basis::Registry,
     model::{LayerRange, session::SessionTable, worker::WorkerPool},
+    replay::cache::{ReplayCache, Shape},
     telemetry::Counters,
 };
 
@@ -61,6 +67,8 @@ struct Core {
     draining: AtomicBool,
     addresses: AddressTokens,
     duplicates: Duplicates,
+    replay: ReplayCache,
+    shards: ShardStore,
 }
 
 impl Station {
@@ -89,6 +97,8 @@ impl Station {
         };
         let started = Instant::now();
         let core = Core {
+            replay: ReplayCache::new(Shape::of(&*model), limits.max_replay_bytes),
+            shards: ShardStore::new(limits.shards),
             name,
             model,
             bases,
@@ -130,6 +140,12 @@ impl Station {
     /// From now on new model work is refused with 503.
     pub fn drain(&self) {
         self.core.draining.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether new work is refused.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.core.draining.load(Ordering::Relaxed)
     }
 
     /// What a client is told to wait when the station cannot take it now.
@@ -186,6 +202,7 @@ impl Station {
         match route {
             Route::HELLO | Route::HEALTH | Route::EMBED | Route::FORWARD | Route::LM_HEAD | Route::RESET => {}
             Route::FORWARD_PCA | Route::LM_HEAD_PCA => {}
+            Route::AMPLITUHEDRON_REPLAY | Route::AMPLITUHEDRON_CAPTURE | Route::SHARD_PUT | Route::SHARD_GET => {}
             _ if route.name().is_some() => return Err(RequestError::RouteNotEnabled(route)),
             _ => return Err(RequestError::UnknownRoute(route)),
         }
@@ -195,13 +212,19 @@ impl Station {
         match route {
             Route::HELLO => self.hello(&meta, context, out)?,
             Route::HEALTH => self.health(context, out)?,
+            Route::SHARD_PUT => self.shard_put(payload.meta, context, out)?,
+            Route::SHARD_GET => self.shard_get(payload.meta, context, out)?,
             _ => {
                 let session = match (&meta.session, &request.peer.default_session) {
                     (Some(name), _) => Some(Arc::from(&**name)),
                     (None, default) => default.clone(),
                 };
                 // What changes a session must not be done twice, and what a worker does need not be.
-                let changes = session.is_some() && matches!(route, Route::FORWARD | Route::FORWARD_PCA | Route::RESET);
+                let changes = session.is_some()
+                    && matches!(
+                        route,
+                        Route::FORWARD | Route::FORWARD_PCA | Route::RESET | Route::AMPLITUHEDRON_REPLAY
+                    );
                 if let Some(address) = request.peer.address
                     && (changes || self.workers.is_some())
                 {
@@ -217,6 +240,12 @@ impl Station {
                             return Ok(Outcome::Replied);
                         }
                     }
+                }
+                let prefix = Prefix { meta: &meta, text: payload.meta, context: *context, key: *key };
+                match route {
+                    Route::AMPLITUHEDRON_REPLAY => return self.replay(prefix, out, reply_to),
+                    Route::AMPLITUHEDRON_CAPTURE => return self.capture(prefix, payload.body, out, reply_to),
+                    _ => {}
                 }
                 let call = self.core.prepare(route, &meta, payload.body, session, request, context)?;
                 return self.start(call, *context, *key, out, reply_to);

@@ -30,6 +30,11 @@ impl Projection {
         pcar::HEADER_LEN + 4 * self.k
     }
 
+    /// The basis's fingerprint.
+    pub(super) fn basis_fp(&self) -> u32 {
+        self.file.basis_fp()
+    }
+
     /// Residuals `[seq, d]` from a body that was checked against this basis.
     pub(super) fn lift(&self, body: &[u8], seq: usize) -> Result<Vec<f32>, RequestError> {
         let body = PcarBody::decode(body)?;

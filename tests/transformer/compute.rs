@@ -153,12 +153,31 @@ fn an_exported_cache_continues_elsewhere() {
     let expected = forward(&model, model.new_cache().as_mut(), &input);
     let mut cache = model.new_cache();
     forward(&model, cache.as_mut(), &input[..half]);
-    let values = model.export_cache(cache.as_ref()).unwrap();
+    // Any prefix of what is held can be taken, whatever came after it.
+    forward(&model, cache.as_mut(), &model.embed(&ids(5)).unwrap());
+    let values = model.export_cache(cache.as_ref(), 10).unwrap();
     assert_eq!(values.len() * 4, 10 * model.cache_bytes_per_position());
-    let mut other = model.import_cache(&values).unwrap();
+    assert_eq!(values.len(), 10 * model.exported_per_position().unwrap());
+    let mut other = model.import_cache(10, &values).unwrap();
     assert_eq!(other.len(), 10);
     assert_same(&forward(&model, other.as_mut(), &input[half..]), &expected[half..], "after an import");
-    assert!(matches!(model.import_cache(&values[1..]), Err(ModelError::ForeignCache)));
+    assert_eq!(model.import_cache(0, &[]).unwrap().len(), 0);
+}
+
+#[test]
+fn cache_contents_that_do_not_fit_are_refused() {
+    let model = Tiny::new(odd_sizes(), json!({})).load(None);
+    let mut cache = model.new_cache();
+    forward(&model, cache.as_mut(), &model.embed(&ids(4)).unwrap());
+    let values = model.export_cache(cache.as_ref(), 4).unwrap();
+    let more = model.export_cache(cache.as_ref(), 5);
+    assert!(matches!(more, Err(ModelError::CacheLen { unit: "positions", expected: 5, got: 4 })));
+    for (len, values) in [(4, &values[1..]), (3, &values[..]), (5, &values[..]), (usize::MAX, &values[..]), (4, &[])] {
+        assert!(matches!(model.import_cache(len, values), Err(ModelError::CacheLen { unit: "values", .. })), "{len}");
+    }
+    let mut bad = values;
+    bad[7] = f32::NAN;
+    assert!(matches!(model.import_cache(4, &bad), Err(ModelError::CacheNonFinite { index: 7 })));
 }
 
 #[test]

@@ -1,0 +1,118 @@
+//! The prefix replay cache over HTTP: the same entries, keys and errors as on the frame routes.
+
+use std::time::Instant;
+
+use aeon_proto::{
+    frame::{Flags, Frame},
+    json::{Object, Value},
+    payload::{FrameWriter, Payload},
+    route::Route,
+};
+use axum::{
+    body::Body,
+    extract::{Request as HttpRequest, State},
+    http::StatusCode,
+    response::Response,
+};
+use tokio::sync::oneshot;
+
+use super::{
+    Admin,
+    reply::{Refusal, json, read_body, typed, vent},
+};
+use crate::{
+    model::CancelToken,
+    station::request::{Carrier, Outcome, Peer, ReplyTo, Request},
+};
+
+/// The type of an envelope.
+const ENVELOPE: &str = "application/x-bitwise-residual";
+
+/// Hands the answer of queued work to the waiting request.
+struct Waiting(oneshot::Sender<Option<Vec<u8>>>);
+
+impl ReplyTo for Waiting {
+    fn finish(self: Box<Self>, reply: Option<Vec<u8>>) {
+        // A client that went away gets nothing.
+        let _ = self.0.send(reply);
+    }
+}
+
+/// Withdraws queued work when the client goes away.
+struct CancelOnDrop(CancelToken);
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
+}
+
+/// `POST /amplituhedron/replay`: the key is the meta of a REPLAY frame.
+pub(super) async fn replay(State(admin): State<Admin>, request: HttpRequest<Body>) -> Response {
+    let max = admin.station.limits().max_frame_len;
+    match read_body(request, max, admin.timeout).await {
+        Ok(body) => ask(&admin, &body).await.unwrap_or_else(Refusal::into_response),
+        Err(refusal) => refusal.into_response(),
+    }
+}
+
+async fn ask(admin: &Admin, key: &[u8]) -> Result<Response, Refusal> {
+    let text = std::str::from_utf8(key).map_err(|_| Refusal::NoText)?;
+    let mut bytes = Vec::new();
+    let mut frame = FrameWriter::new(&mut bytes, Route::AMPLITUHEDRON_REPLAY.0, 0, Flags::NONE);
+    frame.meta_text(text);
+    frame.finish().map_err(|_| Refusal::NoText)?;
+    let frame = Frame::decode_exact(&bytes).map_err(|_| Refusal::NoText)?;
+    let peer = Peer {
+        carrier: Carrier::Tcp,
+        address: None,
+        is_proven: true,
+        max_reply_len: admin.station.limits().max_frame_len,
+        default_session: None,
+        stock_replies: false,
+    };
+    let (done, answer) = oneshot::channel();
+    let mut reply = Vec::new();
+    let request = Request { peer: &peer, frame, arrived: Instant::now() };
+    match admin.station.handle(request, &mut reply, || Box::new(Waiting(done))) {
+        Outcome::Replied => {}
+        Outcome::Queued(cancel) => {
+            let _cancel = CancelOnDrop(cancel);
+            reply = answer.await.ok().flatten().ok_or(Refusal::Internal)?;
+        }
+        Outcome::Silent => return Err(Refusal::Internal),
+    }
+    translate(&reply).ok_or(Refusal::Internal)
+}
+
+/// A reply frame as an HTTP answer.
+fn translate(reply: &[u8]) -> Option<Response> {
+    let payload = Payload::decode(Frame::decode_exact(reply).ok()?.payload).ok()?;
+    let object = Object::parse(payload.meta).ok()?;
+    let Some(Value::Unsigned(status)) = object.get("status") else { return None };
+    match u16::try_from(*status).ok()? {
+        200 => Some(typed(200, ENVELOPE, payload.body.to_vec())),
+        204 => {
+            let mut response = Response::new(Body::empty());
+            *response.status_mut() = StatusCode::NO_CONTENT;
+            Some(response)
+        }
+        status => Some(json(status, payload.meta.to_owned())),
+    }
+}
+
+/// `POST /amplituhedron/capture`: the body is an envelope.
+pub(super) async fn capture(State(admin): State<Admin>, request: HttpRequest<Body>) -> Response {
+    let max = admin.station.limits().max_frame_len;
+    let body = match read_body(request, max, admin.timeout).await {
+        Ok(body) => body,
+        Err(refusal) => return refusal.into_response(),
+    };
+    // Unpacking and hashing 16 MiB takes milliseconds: not on a thread that serves sockets.
+    let station = admin.station;
+    match tokio::task::spawn_blocking(move || station.capture_envelope(&body)).await {
+        Ok(Ok(())) => json(200, r#"{"captured":true}"#),
+        Ok(Err(error)) => vent(&error),
+        Err(_) => Refusal::Internal.into_response(),
+    }
+}

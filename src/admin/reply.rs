@@ -1,0 +1,157 @@
+//! Bodies in and answers out, with one size limit and one form of errors.
+
+use std::time::{Duration, Instant};
+
+use aeon_proto::{
+    frame::{Flags, Frame},
+    json,
+    payload::Payload,
+};
+use axum::{
+    body::{Body, Bytes},
+    http::{HeaderValue, Request, StatusCode, header},
+    response::Response,
+};
+use futures_util::StreamExt;
+
+use crate::station::error::RequestError;
+
+/// Time in which what a refused client still sends is read and dropped, so that it gets to see the answer.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// Why a request is refused before the station sees it.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Refusal {
+    /// From a network that is on no list.
+    #[error("peer is not allowed; ask the operator of this node to list its network")]
+    PeerNotAllowed,
+    /// No such path.
+    #[error("no such path; there are /amplituhedron/replay, /amplituhedron/capture, /live and /ready")]
+    UnknownPath,
+    /// Another method.
+    #[error("method not allowed; the /amplituhedron paths take POST, /live and /ready take GET")]
+    Method,
+    /// A body over the limit.
+    #[error("body is too large, at most {max} bytes are taken (max-frame)")]
+    TooLarge {
+        /// The limit.
+        max: usize,
+    },
+    /// A body that came too slowly.
+    #[error("body did not come within the time that this node gives: {got} bytes in {waited:?}")]
+    TooSlow {
+        /// Bytes that came.
+        got: usize,
+        /// How long was waited.
+        waited: Duration,
+    },
+    /// The connection broke inside the body.
+    #[error("body ended early: {got} bytes came")]
+    Broken {
+        /// Bytes that came.
+        got: usize,
+    },
+    /// A key that no meta can hold.
+    #[error("key is no JSON text of at most 65535 bytes")]
+    NoText,
+    /// An answer of the station that cannot be read, or none.
+    #[error("internal error; the log of this node says more")]
+    Internal,
+}
+
+impl Refusal {
+    const fn status(&self) -> u16 {
+        match self {
+            Self::PeerNotAllowed => 403,
+            Self::UnknownPath => 404,
+            Self::Method => 405,
+            Self::TooLarge { .. } => 413,
+            Self::TooSlow { .. } => 408,
+            Self::Broken { .. } | Self::NoText => 400,
+            Self::Internal => 500,
+        }
+    }
+
+    /// Whether what the client still sends cannot be told from a new request.
+    const fn ends_connection(&self) -> bool {
+        match self {
+            Self::TooLarge { .. } | Self::TooSlow { .. } | Self::Broken { .. } | Self::PeerNotAllowed => true,
+            Self::UnknownPath | Self::Method | Self::NoText | Self::Internal => false,
+        }
+    }
+
+    pub(super) fn into_response(self) -> Response {
+        let mut text = Vec::new();
+        text.extend_from_slice(b"{\"error\":");
+        json::write_string(&self.to_string(), &mut text);
+        if let Self::TooLarge { max } = self {
+            text.extend_from_slice(format!(",\"max_frame\":{max}").as_bytes());
+        }
+        text.push(b'}');
+        let mut response = json(self.status(), text);
+        if self.ends_connection() {
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+}
+
+/// An answer with a JSON body.
+pub(super) fn json(status: u16, text: impl Into<Body>) -> Response {
+    typed(status, "application/json", text)
+}
+
+/// An answer with a body of a type.
+pub(super) fn typed(status: u16, content_type: &'static str, body: impl Into<Body>) -> Response {
+    let mut response = Response::new(body.into());
+    *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
+}
+
+/// The answer that says what a vent says: the vent's meta is the JSON body.
+pub(super) fn vent(error: &RequestError) -> Response {
+    let mut frame = Vec::new();
+    error.write_vent(0, 0, Flags::FAILURE, &mut frame);
+    let meta = Frame::decode_exact(&frame).ok().and_then(|frame| Payload::decode(frame.payload).ok());
+    match meta {
+        Some(payload) => json(error.status().0, payload.meta.to_owned()),
+        None => Refusal::Internal.into_response(),
+    }
+}
+
+/// Reads a whole body of at most `max` bytes. Memory grows with what came, whatever was announced.
+pub(super) async fn read_body(request: Request<Body>, max: usize, timeout: Duration) -> Result<Vec<u8>, Refusal> {
+    let announced =
+        request.headers().get(header::CONTENT_LENGTH).and_then(|len| len.to_str().ok()?.parse::<u64>().ok());
+    let waits = request.headers().contains_key(header::EXPECT);
+    let mut chunks = request.into_body().into_data_stream();
+    let too_large = announced.is_some_and(|len| len > max as u64);
+    // A client that asks before it sends has sent nothing yet.
+    if too_large && waits {
+        return Err(Refusal::TooLarge { max });
+    }
+    let started = Instant::now();
+    let mut body: Vec<u8> = Vec::new();
+    while !too_large {
+        let mib = u32::try_from(body.len() >> 20).unwrap_or(u32::MAX).saturating_add(1);
+        let deadline = started + timeout.saturating_mul(mib);
+        let chunk: Bytes = match tokio::time::timeout_at(deadline.into(), chunks.next()).await {
+            Ok(None) => return Ok(body),
+            Ok(Some(Ok(chunk))) => chunk,
+            Ok(Some(Err(error))) => {
+                tracing::debug!(%error, "HTTP body broke off");
+                return Err(Refusal::Broken { got: body.len() });
+            }
+            Err(_) => return Err(Refusal::TooSlow { got: body.len(), waited: started.elapsed() }),
+        };
+        if chunk.len() > max - body.len() {
+            break;
+        }
+        body.extend_from_slice(&chunk);
+    }
+    drop(body);
+    let rest = async { while let Some(Ok(_)) = chunks.next().await {} };
+    let _ = tokio::time::timeout(LINGER, rest).await;
+    Err(Refusal::TooLarge { max })
+}
