@@ -46,7 +46,7 @@ async fn a_copy_is_dropped_in_flight_and_answered_from_the_cache_later() {
         until("the copies are dropped", async || dropped(&lab, "duplicate").await == duplicates + 2).await;
         lab.control.allow(1);
         let reply = wire.receive_raw().await.unwrap();
-        wire.send(&[frame.clone()]).await;
+        wire.send(std::slice::from_ref(frame)).await;
         assert_eq!(wire.receive_raw().await.unwrap(), reply, "{index}");
         assert_eq!(lab.control.begun().len(), begun + 1, "{index}: computed once");
     }
@@ -65,7 +65,7 @@ async fn what_was_refused_or_cancelled_is_tried_anew() {
     let gap = forward(20, &session("s", 1), 1.0);
     assert_eq!(wire.exchange(gap.clone()).await.status(), 409);
     let first = forward(21, &session("s", 0), 1.0);
-    wire.send(&[first.clone()]).await;
+    wire.send(std::slice::from_ref(&first)).await;
     lab.control.until_begun(1).await;
     wire.send(&[cancel(Route::FORWARD, 21)]).await;
     assert_eq!(wire.receive().await.unwrap().status(), 499);

@@ -44,10 +44,15 @@ pub async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
 }
 
 /// As [`until`], off the runtime.
-pub fn until_blocking(what: &str, mut condition: impl FnMut() -> bool) {
+pub fn until_blocking(what: &str, condition: impl FnMut() -> bool) {
+    until_blocking_for(what, PATIENCE, condition);
+}
+
+/// As [`until_blocking`], with a bound of its own.
+pub fn until_blocking_for(what: &str, patience: Duration, mut condition: impl FnMut() -> bool) {
     let started = Instant::now();
     while !condition() {
-        assert!(started.elapsed() < PATIENCE, "{what} did not come true within {PATIENCE:?}");
+        assert!(started.elapsed() < patience, "{what} did not come true within {patience:?}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -29,6 +29,7 @@ use super::{PATIENCE, until};
 struct Gate {
     /// Steps that may still be taken; `None` is as many as are wanted.
     open: Option<usize>,
+    waiting: usize,
     begun: Vec<f32>,
     finished: Vec<f32>,
 }
@@ -64,6 +65,11 @@ impl Control {
         self.gate.lock().unwrap().finished.clone()
     }
 
+    /// Whether no work is waiting at the gate.
+    pub fn idle(&self) -> bool {
+        self.gate.lock().unwrap().waiting == 0
+    }
+
     /// Waits until so many pieces of work have begun.
     pub async fn until_begun(&self, count: usize) {
         until("work has begun", async || self.begun().len() >= count).await;
@@ -73,8 +79,10 @@ impl Control {
         let started = Instant::now();
         let mut gate = self.gate.lock().unwrap();
         gate.begun.push(mark);
+        gate.waiting += 1;
         loop {
             if cancel.is_cancelled() {
+                gate.waiting -= 1;
                 return Err(ModelError::Cancelled);
             }
             match &mut gate.open {
@@ -88,6 +96,7 @@ impl Control {
             assert!(started.elapsed() < 2 * PATIENCE, "the test never let the model go on");
             gate = self.changed.wait_timeout(gate, Duration::from_millis(5)).unwrap().0;
         }
+        gate.waiting -= 1;
         gate.finished.push(mark);
         Ok(())
     }
