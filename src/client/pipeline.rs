@@ -16,7 +16,7 @@ use super::{
 use crate::model::session::random_name;
 
 /// Bytes that header and meta of a request or reply take at most.
-const FRAME_OVERHEAD: usize = 512;
+pub(super) const FRAME_OVERHEAD: usize = 512;
 /// How often lost history is sent again for one step.
 const MAX_RECOVERIES: usize = 4;
 
@@ -54,7 +54,7 @@ pub struct HopTraffic {
 /// A station of a pipeline.
 #[derive(Debug)]
 pub struct Stage {
-    client: Client,
+    pub(super) client: Client,
     /// What the station said of itself.
     pub hello: Hello,
     /// What went over its link.
@@ -72,7 +72,7 @@ impl Stage {
 /// Several stations that hold all layers of one model, in order, and one session on them.
 #[derive(Debug)]
 pub struct Pipeline {
-    stages: Vec<Stage>,
+    pub(super) stages: Vec<Stage>,
     session: String,
     history: Vec<u32>,
 }
@@ -255,7 +255,7 @@ impl Pipeline {
 }
 
 /// A reply must be for this hop and these positions, so that none can be taken for another's.
-fn check_reply(stage: &Stage, reply: &Reply, kind: &str, pos: usize, seq: usize) -> Result<(), ClientError> {
+pub(super) fn check_reply(stage: &Stage, reply: &Reply, kind: &str, pos: usize, seq: usize) -> Result<(), ClientError> {
     let bad = |what: &str, expected: String, got: String| {
         Err(stage.client.bad_reply(Route::FORWARD, format!("{what} {expected} expected, {got} came")))
     };
