@@ -10,4 +10,5 @@ mod files;
 mod fit;
 mod reload;
 mod residuals;
+mod shipped;
 mod toy;
