@@ -2,7 +2,7 @@
 
 use std::{
     io::{IsTerminal, Read, Write},
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use aeon_station::{
@@ -88,7 +88,7 @@ impl Generate {
         if self.wire == WireForm::Pcar {
             pipeline.set_wire(Wire::Pcar(PcarWire { k: self.k, ..PcarWire::default() }));
         }
-        let tokenizer = self.tokenizer(&pipeline)?;
+        let tokenizer = tokenizer_for(self.tokenizer.as_deref(), &pipeline)?;
         let ids = self.encode(&tokenizer, &prompt, &pipeline)?;
         let options = GenerateOptions {
             max_tokens: self.max_tokens,
@@ -151,30 +151,6 @@ impl Generate {
         Ok(())
     }
 
-    fn tokenizer(&self, pipeline: &Pipeline) -> anyhow::Result<Tokenizer> {
-        let model = pipeline.model();
-        let tokenizer = match &self.tokenizer {
-            Some(path) => Tokenizer::from_path(path)?,
-            None if model.config_fp == demo::load(None)?.info().config_fp => demo::tokenizer()?,
-            None => {
-                return Err(usage(format!(
-                    "the stations serve {}, whose vocabulary is needed here: add --tokenizer with its tokenizer.json, \
-                     model directory or GGUF file",
-                    model.name
-                )));
-            }
-        };
-        if tokenizer.vocab() > model.vocab {
-            return Err(usage(format!(
-                "the tokenizer has {} tokens, the model {} only {}; they do not belong together",
-                tokenizer.vocab(),
-                model.name,
-                model.vocab
-            )));
-        }
-        Ok(tokenizer)
-    }
-
     fn encode(&self, tokenizer: &Tokenizer, prompt: &str, pipeline: &Pipeline) -> anyhow::Result<Vec<u32>> {
         let mut ids = if self.chat {
             let template = tokenizer
@@ -200,4 +176,29 @@ impl Generate {
         }
         Ok(ids)
     }
+}
+
+/// The vocabulary at `path`, or the demo model's for the demo model.
+pub(crate) fn tokenizer_for(path: Option<&Path>, pipeline: &Pipeline) -> anyhow::Result<Tokenizer> {
+    let model = pipeline.model();
+    let tokenizer = match path {
+        Some(path) => Tokenizer::from_path(path)?,
+        None if model.config_fp == demo::load(None)?.info().config_fp => demo::tokenizer()?,
+        None => {
+            return Err(usage(format!(
+                "the stations serve {}, whose vocabulary is needed here: add --tokenizer with its tokenizer.json, \
+                 model directory or GGUF file",
+                model.name
+            )));
+        }
+    };
+    if tokenizer.vocab() > model.vocab {
+        return Err(usage(format!(
+            "the tokenizer has {} tokens, the model {} only {}; they do not belong together",
+            tokenizer.vocab(),
+            model.name,
+            model.vocab
+        )));
+    }
+    Ok(tokenizer)
 }

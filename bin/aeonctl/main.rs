@@ -1,9 +1,14 @@
 //! The client and toolbox for stations.
 
+mod basis;
+mod capture;
 #[path = "../common/mod.rs"]
 mod common;
 mod demo;
+mod fit;
 mod generate;
+mod methodology;
+mod plot;
 mod query;
 mod report;
 
@@ -46,6 +51,14 @@ enum Command {
     Generate(generate::Generate),
     /// Start two stations in this process, one on a Unix socket and one on UDP, and generate text through both
     Demo(demo::Demo),
+    /// Run a text through a mesh and write what crosses each boundary
+    CaptureResiduals(capture::Capture),
+    /// Fit, inspect and verify basis files
+    #[command(subcommand)]
+    Basis(basis::BasisCommand),
+    /// Add to, list and show a folder of methodologies
+    #[command(subcommand)]
+    Methodology(methodology::MethodologyCommand),
     /// Print the completions of this program for a shell
     Completions {
         /// bash, elvish, fish, powershell or zsh
@@ -118,6 +131,8 @@ fn main() -> ExitCode {
             Ok(())
         }
         Command::Man { folder } => man(folder),
+        Command::Basis(command) => command.run(&context),
+        Command::Methodology(command) => command.run(&context),
         command => run(command, &context),
     };
     match result {
@@ -138,8 +153,9 @@ fn run(command: Command, context: &Context) -> anyhow::Result<()> {
             Command::Forward(forward) => forward.run(context).await,
             Command::Generate(generate) => generate.run(context).await,
             Command::Demo(demo) => demo.run(context).await,
+            Command::CaptureResiduals(capture) => capture.run(context).await,
             // Handled before there is a runtime.
-            Command::Completions { .. } | Command::Man { .. } => Ok(()),
+            Command::Completions { .. } | Command::Man { .. } | Command::Basis(_) | Command::Methodology(_) => Ok(()),
         }
     });
     runtime.shutdown_timeout(std::time::Duration::from_secs(1));

@@ -194,10 +194,7 @@ pub fn add(folder: &Path, name: &str, spec: &MethodologySpec) -> Result<PathBuf,
     known.insert(Methodology { name: name.to_owned(), path: path.clone(), spec: spec.clone() })?;
     let parent = path.parent().unwrap_or(folder);
     fs::create_dir_all(parent).map_err(|source| MethodologyError::Folder { path: parent.to_owned(), source })?;
-    write_atomically(&path, |out| {
-        out.write_all(spec.canonical().as_bytes())?;
-        out.write_all(b"\n")
-    })?;
+    write_atomically(&path, format!("{}\n", spec.canonical()).as_bytes())?;
     Ok(path)
 }
 

@@ -170,7 +170,7 @@ pub fn write_pca_bases(path: &Path, bases: &PcaBases) -> Result<Written, WriteEr
     if let Ok(pcab) = Pcab::open(&bytes) {
         pcab.verify().map_err(|source| WriteError::Invalid { path: path.to_owned(), source })?;
     }
-    write_atomically(path, |out| out.write_all(&bytes))?;
+    write_atomically(path, &bytes)?;
     let basis_fp = aeon_proto::hash::fnv1a32(&bytes);
     Ok(Written { basis_fp, blake3: blake3::hash(&bytes), len: bytes.len() })
 }

@@ -206,7 +206,13 @@ fn checked_form(reply: &Reply, asked: Form) -> Form {
 }
 
 /// A reply must be for this hop and these positions, so that none can be taken for another's.
-fn check_reply(stage: &Stage, reply: &Reply, kinds: &[&str], pos: usize, seq: usize) -> Result<(), ClientError> {
+pub(super) fn check_reply(
+    stage: &Stage,
+    reply: &Reply,
+    kinds: &[&str],
+    pos: usize,
+    seq: usize,
+) -> Result<(), ClientError> {
     let bad = |what: &str, expected: String, got: String| {
         Err(stage.client.bad_reply(Route::FORWARD, format!("{what} {expected} expected, {got} came")))
     };

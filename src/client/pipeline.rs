@@ -20,7 +20,7 @@ use super::{
 use crate::{basis::BasisFile, model::session::random_name};
 
 /// Bytes that header and meta of a request or reply take at most.
-const FRAME_OVERHEAD: usize = 512;
+pub(super) const FRAME_OVERHEAD: usize = 512;
 /// How often lost history is sent again for one step.
 const MAX_RECOVERIES: usize = 4;
 /// Pause between attempts to reach a station that is gone.
