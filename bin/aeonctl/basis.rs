@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use aeon_station::basis::{BasisFile, methodologies::Methodologies};
+use aeon_station::basis::{BasisFile, Boundary, methodologies::Methodologies};
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
@@ -96,14 +96,14 @@ impl Verify {
 
 /// What the whole file is.
 pub(crate) fn heading(file: &BasisFile) -> String {
-    let metadata = aeon_station::basis::metadata::Metadata::parse(file.metadata());
+    let metadata = file.metadata();
     let mut out = format!("{}\n", file.path().display());
     let mut line = |name: &str, value: String| out += &format!("  {name:<12} {value}\n");
     line("basis_fp", format!("{:#010x}", file.basis_fp()));
     line("blake3", file.blake3().to_hex().to_string());
     line("methodology", format!("{:#010x}", file.methodology()));
     if !metadata.model.is_empty() {
-        line("model", metadata.model);
+        line("model", metadata.model.clone());
     }
     line("width", file.hidden_dim().to_string());
     line("bytes", file.byte_len().to_string());
@@ -118,7 +118,7 @@ pub(crate) fn heading(file: &BasisFile) -> String {
 
 /// A line for each boundary.
 pub(crate) fn table(file: &BasisFile) -> String {
-    let metadata = aeon_station::basis::metadata::Metadata::parse(file.metadata());
+    let metadata = file.metadata();
     let mut out = format!(
         "{:>8} {:>5} {:>9} {:>10} {:>11} {:>8} {:>8}  {}\n",
         "boundary", "k", "explained", "mean norm", "median norm", "rows", "outliers", "basis of"
@@ -147,7 +147,7 @@ pub(crate) fn table(file: &BasisFile) -> String {
             }
         );
     }
-    let Some(evaluation) = metadata.evaluation.filter(|evaluation| !evaluation.boundaries.is_empty()) else {
+    let Some(evaluation) = metadata.evaluation.as_ref().filter(|evaluation| !evaluation.boundaries.is_empty()) else {
         return out + "\n";
     };
     out += "\nOn other text (k 0 is the mean alone):\n";
@@ -155,7 +155,7 @@ pub(crate) fn table(file: &BasisFile) -> String {
         "{:>8} {:>5} {:>9} {:>9} {:>9} {:>9}\n",
         "boundary", "k", "explained", "cosine", "centred", "rel.error"
     );
-    for (boundary, figures) in evaluation.boundaries {
+    for (boundary, figures) in &evaluation.boundaries {
         for figure in figures {
             let (k, explained) = (figure.k, 100.0 * figure.explained);
             let (cosine, centred, error) = (figure.cosine, figure.centred_cosine, figure.relative_error);
@@ -171,7 +171,7 @@ fn norm(values: &[f32]) -> f64 {
 
 /// The file for programs.
 pub(crate) fn describe(file: &BasisFile) -> Value {
-    let boundary = |part: aeon_station::basis::Boundary<'_>| {
+    let boundary = |part: Boundary<'_>| {
         json!({
             "boundary": part.boundary,
             "k": part.k,
@@ -188,7 +188,7 @@ pub(crate) fn describe(file: &BasisFile) -> Value {
         "hidden_dim": file.hidden_dim(),
         "bytes": file.byte_len(),
         "boundaries": file.boundaries().map(boundary).collect::<Vec<_>>(),
-        "metadata": serde_json::from_str::<Value>(file.metadata()).unwrap_or_default(),
+        "metadata": serde_json::from_str::<Value>(file.metadata_text()).unwrap_or_default(),
     })
 }
 

@@ -1,7 +1,7 @@
 //! A basis file (PCAB) in memory: read once, fingerprinted, checked, and then looked into without copying.
 //!
 //! The registry opens files here at start and on a reload, `aeonctl` to inspect and verify them. Format: `proto/SPEC.md`,
-//! "PCAB". The mapping is sealed (see [`super::sealed`]), so what happens to the file on disk later changes nothing.
+//! "PCAB". The mapping is sealed (see `sealed.rs`), so what happens to the file on disk later changes nothing.
 
 use std::{
     borrow::Cow,
@@ -16,7 +16,10 @@ use rustix::{
     io::Errno,
 };
 
-use super::sealed::{SealError, Sealed};
+use super::{
+    metadata::Metadata,
+    sealed::{SealError, Sealed},
+};
 
 #[cfg(not(target_endian = "little"))]
 compile_error!("basis files are little-endian and are used in place; a big-endian station would have to convert them");
@@ -25,8 +28,8 @@ compile_error!("basis files are little-endian and are used in place; a big-endia
 /// each, far over what is worth sending.
 pub const DEFAULT_MAX_LEN: u64 = 4 << 30;
 
-/// Longest metadata section: 80 boundaries with all that is said of each have about 40 KiB.
-const MAX_METADATA_LEN: usize = 1 << 20;
+/// Longest metadata section: 80 boundaries with all that is said of each have about 60 KiB.
+const MAX_METADATA_LEN: usize = 256 << 10;
 
 /// Why a basis file is not used.
 #[derive(Debug, thiserror::Error)]
@@ -135,6 +138,7 @@ pub struct BasisFile {
     path: PathBuf,
     sealed: Sealed,
     layout: Layout,
+    metadata: Metadata,
 }
 
 /// What a basis file holds for one boundary, in place.
@@ -191,7 +195,8 @@ impl<'a> Boundary<'a> {
 impl BasisFile {
     /// Opens a file of at most [`DEFAULT_MAX_LEN`] bytes and checks every byte of it.
     ///
-    /// Never blocks on what is no file. Takes memory for the file's bytes and 256 KiB, whatever its header says.
+    /// Never blocks on what is no file. Takes memory for the file's bytes and a fixed amount (a buffer, and the metadata as
+    /// a tree, of at most 256 KiB of text), whatever its header says.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -252,7 +257,8 @@ impl BasisFile {
             return Err(OpenError::Content { path, source });
         }
         let layout = pcab.layout();
-        Ok(Self { path, sealed, layout })
+        let metadata = Metadata::parse(text(&pcab));
+        Ok(Self { path, sealed, layout, metadata })
     }
 
     /// Where it was read from; the file there may be another by now.
@@ -308,18 +314,23 @@ impl BasisFile {
         self.pcab().entries().filter_map(|entry| Boundary::new(&entry))
     }
 
+    /// What the metadata section says, as far as it is of use here.
+    #[must_use]
+    pub const fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
     /// The metadata section: a JSON object, or nothing.
     #[must_use]
-    pub fn metadata(&self) -> &str {
-        // It was checked to be JSON when the file was opened.
-        std::str::from_utf8(self.pcab().metadata_bytes()).unwrap_or_default()
+    pub fn metadata_text(&self) -> &str {
+        text(&self.pcab())
     }
 
     /// The median norm of the residuals that a boundary was fitted on, if the metadata say it: a residual of over four
     /// times this norm is an outlier.
     #[must_use]
     pub fn median_norm(&self, boundary: u32) -> Option<f32> {
-        super::metadata::Metadata::parse(self.metadata()).median_norm(boundary)
+        self.metadata.median_norm(boundary)
     }
 
     /// The file as its format's reader sees it.
@@ -327,6 +338,11 @@ impl BasisFile {
     pub fn pcab(&self) -> Pcab<'_> {
         Pcab::with_layout(self.sealed.bytes(), self.layout)
     }
+}
+
+/// The metadata section of a file that was checked.
+fn text<'a>(pcab: &Pcab<'a>) -> &'a str {
+    std::str::from_utf8(pcab.metadata_bytes()).unwrap_or_default()
 }
 
 /// Opens a regular file for reading and returns its length. A FIFO does not block it, and nothing else is opened.

@@ -1,6 +1,6 @@
 //! PCA bases: the files, the set that a station serves with, and how bases are fitted.
 //!
-//! [`file`] reads a basis file once into memory that nobody can change; [`registry`] holds those that are loaded, with
+//! [`mod@file`] reads a basis file once into memory that nobody can change; [`registry`] holds those that are loaded, with
 //! their [`methodologies`], and swaps the whole set on a reload. [`fit`] makes bases from the [`residuals`] of a model, and
 //! [`evaluate`] says how good they are. The byte format and the arithmetic are in `aeon_proto`; what a request may do with
 //! a basis is the station's business.

@@ -155,7 +155,7 @@ pub fn read_pca_bases(path: &Path) -> Result<PcaBases, OpenError> {
     Ok(PcaBases {
         hidden_dim: file.hidden_dim(),
         methodology: file.methodology(),
-        metadata: file.metadata().to_owned(),
+        metadata: file.metadata_text().to_owned(),
         layers,
     })
 }
