@@ -35,7 +35,7 @@ fn command(program: &str, arguments: &[&str]) -> Command {
             command.env_remove(name);
         }
     }
-    command.args(arguments).stdin(Stdio::null());
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null());
     command
 }
 
@@ -56,12 +56,17 @@ fn read_all(source: &mut impl Read) -> Vec<u8> {
 }
 
 fn wait(child: &mut Child) -> ExitStatus {
-    let mut status = None;
-    until_blocking("the end of a program", || {
-        status = child.try_wait().unwrap();
-        status.is_some()
-    });
-    status.unwrap()
+    let started = std::time::Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status;
+        }
+        if started.elapsed() > PATIENCE {
+            let _ = child.kill();
+            panic!("a program did not end within {PATIENCE:?}");
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
 }
 
 fn ctl(arguments: &[&str]) -> Output {

@@ -179,7 +179,7 @@ async fn a_lost_datagram_is_repeated_until_its_answer_comes() {
             if from != station {
                 client = Some(from);
             }
-            if xxh64(&count.to_le_bytes(), 0) % 2 == 0 {
+            if xxh64(&count.to_le_bytes(), 0).is_multiple_of(2) {
                 let to = if from == station { client.unwrap() } else { station };
                 relay.send_to(&buffer[..len], to).await.unwrap();
             }

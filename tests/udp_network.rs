@@ -82,6 +82,7 @@ impl Link {
             .args(["netns", "exec", &self.station_side, env!("CARGO_BIN_EXE_aeon-node"), "--model"])
             .arg(format!("identity:{WIDTH}"))
             .args(["--udp", &format!("0.0.0.0:{PORT}"), "--allow", "10.199.7.0/24"])
+            .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
