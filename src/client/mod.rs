@@ -6,6 +6,7 @@ pub mod error;
 pub mod generate;
 pub mod hello;
 pub mod pipeline;
+pub mod replay;
 pub mod sampler;
 
 pub use address::StationAddress;

@@ -12,6 +12,7 @@ use super::{
     connection::{Client, ClientOptions, Reply},
     error::ClientError,
     hello::Hello,
+    replay::Replaying,
 };
 use crate::model::session::random_name;
 
@@ -67,6 +68,10 @@ impl Stage {
     pub fn address(&self) -> &StationAddress {
         self.client.address()
     }
+
+    pub(super) const fn client(&self) -> &Client {
+        &self.client
+    }
 }
 
 /// Several stations that hold all layers of one model, in order, and one session on them.
@@ -75,6 +80,7 @@ pub struct Pipeline {
     stages: Vec<Stage>,
     session: String,
     history: Vec<u32>,
+    pub(super) replay: Replaying,
 }
 
 impl Pipeline {
@@ -90,7 +96,7 @@ impl Pipeline {
             stages.push(Stage { client, hello, traffic: HopTraffic::default() });
         }
         check_mesh(&stages)?;
-        Ok(Self { stages, session: random_name(), history: Vec::new() })
+        Ok(Self { stages, session: random_name(), history: Vec::new(), replay: Replaying::default() })
     }
 
     /// The stations, in order.
@@ -112,6 +118,12 @@ impl Pipeline {
         &self.history
     }
 
+    /// The session's name on the stations.
+    #[must_use]
+    pub fn session(&self) -> &str {
+        &self.session
+    }
+
     /// Puts `ids` behind the session's tokens and returns what comes next.
     ///
     /// # Errors
@@ -119,7 +131,13 @@ impl Pipeline {
     pub async fn extend(&mut self, ids: &[u32], want: Want) -> Result<Next, ClientError> {
         let start = self.history.len();
         self.history.extend_from_slice(ids);
-        let result = self.run(start, want).await;
+        if self.replay.is_about(start) {
+            self.end_captures().await;
+        }
+        let result = match start == 0 && self.replay.is_enabled() {
+            true => self.begin(want).await,
+            false => self.run(start, want).await,
+        };
         if result.is_err() {
             self.history.truncate(start);
         }
@@ -153,7 +171,7 @@ impl Pipeline {
         Ok(())
     }
 
-    async fn run(&mut self, start: usize, want: Want) -> Result<Next, ClientError> {
+    pub(super) async fn run(&mut self, start: usize, want: Want) -> Result<Next, ClientError> {
         let mut pos = start;
         let mut recoveries = 0;
         let chunk = self.chunk_len(want);
@@ -276,7 +294,7 @@ fn check_reply(stage: &Stage, reply: &Reply, kind: &str, pos: usize, seq: usize)
     Ok(())
 }
 
-fn read_next(stage: &Stage, reply: &Reply, want: Want) -> Result<Next, ClientError> {
+pub(super) fn read_next(stage: &Stage, reply: &Reply, want: Want) -> Result<Next, ClientError> {
     let bad = |problem: String| stage.client.bad_reply(Route::FORWARD, problem);
     let words = residual::decode_u32s(&reply.body).map_err(|error| bad(error.to_string()))?;
     let vocab = stage.hello.model.vocab;
