@@ -1,10 +1,12 @@
 //! The client and toolbox for stations.
 
+mod bench;
 #[path = "../common/mod.rs"]
 mod common;
 mod demo;
 mod generate;
 mod query;
+mod replay;
 mod report;
 
 use std::{path::PathBuf, process::ExitCode};
@@ -46,6 +48,12 @@ enum Command {
     Generate(generate::Generate),
     /// Start two stations in this process, one on a Unix socket and one on UDP, and generate text through both
     Demo(demo::Demo),
+    /// Measure and judge what this program is made of
+    Bench(bench::Bench),
+    /// Ask the prefix replay caches of stations for a prefix
+    Replay(replay::Replay),
+    /// Fill the prefix replay caches of stations, from a session or a BWAH file
+    Capture(replay::Capture),
     /// Print the completions of this program for a shell
     Completions {
         /// bash, elvish, fish, powershell or zsh
@@ -138,6 +146,9 @@ fn run(command: Command, context: &Context) -> anyhow::Result<()> {
             Command::Forward(forward) => forward.run(context).await,
             Command::Generate(generate) => generate.run(context).await,
             Command::Demo(demo) => demo.run(context).await,
+            Command::Bench(bench) => bench.run(context).await,
+            Command::Replay(replay) => replay.run(context).await,
+            Command::Capture(capture) => capture.run(context).await,
             // Handled before there is a runtime.
             Command::Completions { .. } | Command::Man { .. } => Ok(()),
         }

@@ -125,11 +125,8 @@ async fn capture_and_replay_with_the_seeds_types_and_statuses() {
     with_session["session"] = "s".into();
     assert_eq!(post(&http, "/amplituhedron/replay", with_session.to_string()).await.status, 200);
     // The type of the request is of no interest.
-    let head = "POST /amplituhedron/replay HTTP/1.1\r\nContent-Type: image/png\r\nX: y";
-    assert_eq!(
-        send(&http, &head.replace(" HTTP/1.1", ""), key(5).to_string().into(), Length::Chunked).await.status,
-        400
-    );
+    let typed = "POST /amplituhedron/replay HTTP/1.1\r\nContent-Type: image/png\r\nX-Rest:";
+    assert_eq!(send(&http, typed, key(5).to_string().into(), Length::Chunked).await.status, 200);
     http.node.stop().await;
 }
 
