@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test stops at its first failure")]
 
+mod faults;
 mod http;
 mod mesh;
 mod routes;
