@@ -28,8 +28,8 @@ async fn frame(from: &mut OwnedReadHalf) -> Option<Vec<u8>> {
 }
 
 async fn pass(to: &mut OwnedWriteHalf, bytes: &[u8]) -> Option<()> {
-    to.write_u32(bytes.len() as u32).await.ok()?;
-    to.write_all(bytes).await.ok()
+    // In one write: two would wait for each other's acknowledgement.
+    to.write_all(&[&(bytes.len() as u32).to_be_bytes(), bytes].concat()).await.ok()
 }
 
 async fn relay(station: String, spoil: Spoil) -> StationAddress {
