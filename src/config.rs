@@ -14,12 +14,13 @@ use clap::Args;
 use serde::Deserialize;
 
 use crate::{
+    basis::registry::Source,
     codec::Framing,
     model::load::{LayerSpec, ModelSpec, SpecError},
     net::{
         connection::ConnectionOptions,
         peer::{AllowList, CredentialList, parse_network},
-        uds::UdsOptions,
+        uds::{self, UdsOptions},
     },
     station::limits::{Limits, MAX_DATAGRAM_LEN},
 };
@@ -46,12 +47,18 @@ pub enum ConfigError {
     /// The model or its layers.
     #[error(transparent)]
     Model(#[from] SpecError),
+    /// A socket path that fits no socket address.
+    #[error(transparent)]
+    Socket(#[from] uds::BindError),
     /// Nothing to listen on.
     #[error("nothing to listen on; give at least one of --uds PATH, --udp ADDR:PORT, --tcp ADDR:PORT")]
     NoListener,
     /// Replies that 0x20 clients read look like requests, so that two UDP stations could answer each other for ever.
     #[error("--stock-clients cannot be used together with UDP; run a second station for UDP peers")]
     StockClientsOverUdp,
+    /// Methodologies are only looked at for bases.
+    #[error("--methodologies without --bases; add --bases DIR or leave it out")]
+    MethodologiesWithoutBases,
     /// A value that does not belong there.
     #[error("{name} is {got:?}, expected {expected}")]
     Value {
@@ -87,13 +94,19 @@ settings! {
     /// Which model is served, and how.
     ModelSettings {
         /// Directory (Hugging Face layout), FILE.gguf, identity:DIM[:VOCAB], upstream:STATION,DIM,VOCAB or demo
-        #[arg(long, env = "AEON_MODEL", value_name = "M", help_heading = "Model")]
+        #[arg(long, global = true, env = "AEON_MODEL", value_name = "M", help_heading = "Model")]
         model: String,
         /// Layers to serve, LO..HI; all of them by default
-        #[arg(long, env = "AEON_LAYERS", value_name = "LO..HI", help_heading = "Model")]
+        #[arg(long, global = true, env = "AEON_LAYERS", value_name = "LO..HI", help_heading = "Model")]
         layers: String,
+        /// Folder of basis files (*.pcab) for PCA components
+        #[arg(long, global = true, env = "AEON_BASES", value_name = "DIR", help_heading = "Model")]
+        bases: PathBuf,
+        /// Folder of methodology files [default: methodologies in the folder of bases]
+        #[arg(long, global = true, env = "AEON_METHODOLOGIES", value_name = "DIR", help_heading = "Model")]
+        methodologies: PathBuf,
         /// Threads that run the model for different sessions side by side [default: 2]
-        #[arg(long, env = "AEON_WORKERS", value_name = "N", help_heading = "Model")]
+        #[arg(long, global = true, env = "AEON_WORKERS", value_name = "N", help_heading = "Model")]
         workers: usize,
     }
 }
@@ -102,40 +115,40 @@ settings! {
     /// Where a node listens, and to whom.
     ListenSettings {
         /// Unix socket to listen on
-        #[arg(long, env = "AEON_UDS", value_name = "PATH", help_heading = "Listeners")]
+        #[arg(long, global = true, env = "AEON_UDS", value_name = "PATH", help_heading = "Listeners")]
         uds: PathBuf,
         /// Mode of the socket file, octal [default: 660]
-        #[arg(long, env = "AEON_UDS_MODE", value_name = "MODE", help_heading = "Listeners")]
+        #[arg(long, global = true, env = "AEON_UDS_MODE", value_name = "MODE", help_heading = "Listeners")]
         uds_mode: String,
         /// Group of the socket file, by name or number
-        #[arg(long, env = "AEON_UDS_GROUP", value_name = "GROUP", help_heading = "Listeners")]
+        #[arg(long, global = true, env = "AEON_UDS_GROUP", value_name = "GROUP", help_heading = "Listeners")]
         uds_group: String,
         /// User ids that may connect to the socket file, beside those in --uds-allow-gid
-        #[arg(long, env = "AEON_UDS_ALLOW_UID", value_name = "UID", value_delimiter = ',', help_heading = "Listeners")]
+        #[arg(long, global = true, env = "AEON_UDS_ALLOW_UID", value_name = "UID", value_delimiter = ',', help_heading = "Listeners")]
         uds_allow_uid: Vec<u32>,
         /// Group ids that may connect to the socket file
-        #[arg(long, env = "AEON_UDS_ALLOW_GID", value_name = "GID", value_delimiter = ',', help_heading = "Listeners")]
+        #[arg(long, global = true, env = "AEON_UDS_ALLOW_GID", value_name = "GID", value_delimiter = ',', help_heading = "Listeners")]
         uds_allow_gid: Vec<u32>,
         /// UDP address to listen on
-        #[arg(long, env = "AEON_UDP", value_name = "ADDR:PORT", help_heading = "Listeners")]
+        #[arg(long, global = true, env = "AEON_UDP", value_name = "ADDR:PORT", help_heading = "Listeners")]
         udp: SocketAddr,
         /// TCP address to listen on
-        #[arg(long, env = "AEON_TCP", value_name = "ADDR:PORT", help_heading = "Listeners")]
+        #[arg(long, global = true, env = "AEON_TCP", value_name = "ADDR:PORT", help_heading = "Listeners")]
         tcp: SocketAddr,
         /// TCP frames without a length in front
-        #[arg(long, env = "AEON_BARE_FRAMES", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", help_heading = "Listeners")]
+        #[arg(long, global = true, env = "AEON_BARE_FRAMES", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", help_heading = "Listeners")]
         bare_frames: bool,
         /// HTTP address to listen on, for the prefix replay cache and health checks
-        #[arg(long, env = "AEON_HTTP", value_name = "ADDR:PORT", help_heading = "Listeners")]
+        #[arg(long, global = true, env = "AEON_HTTP", value_name = "ADDR:PORT", help_heading = "Listeners")]
         http: SocketAddr,
         /// Networks that may send over UDP, TCP and HTTP; replaces the default, loopback
-        #[arg(long, env = "AEON_ALLOW", value_name = "CIDR", value_delimiter = ',', help_heading = "Listeners")]
+        #[arg(long, global = true, env = "AEON_ALLOW", value_name = "CIDR", value_delimiter = ',', help_heading = "Listeners")]
         allow: Vec<String>,
         /// Serve clients that know flag 0x20 as POISON: every reply carries FIN alone (not with UDP)
-        #[arg(long, env = "AEON_STOCK_CLIENTS", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", help_heading = "Listeners")]
+        #[arg(long, global = true, env = "AEON_STOCK_CLIENTS", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", help_heading = "Listeners")]
         stock_clients: bool,
         /// Requests that name no session share one per connection
-        #[arg(long, env = "AEON_CONNECTION_SESSION", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", help_heading = "Listeners")]
+        #[arg(long, global = true, env = "AEON_CONNECTION_SESSION", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", help_heading = "Listeners")]
         connection_session: bool,
     }
 }
@@ -144,52 +157,52 @@ settings! {
     /// What a node takes at most.
     LimitSettings {
         /// Bytes of a frame, header included [default: 16777225]
-        #[arg(long, env = "AEON_MAX_FRAME", value_name = "BYTES", help_heading = "Limits")]
+        #[arg(long, global = true, env = "AEON_MAX_FRAME", value_name = "BYTES", help_heading = "Limits")]
         max_frame: usize,
         /// Bytes of a datagram [default: 65507]
-        #[arg(long, env = "AEON_MAX_DATAGRAM", value_name = "BYTES", help_heading = "Limits")]
+        #[arg(long, global = true, env = "AEON_MAX_DATAGRAM", value_name = "BYTES", help_heading = "Limits")]
         max_datagram: usize,
         /// Positions of one request [default: 4096]
-        #[arg(long, env = "AEON_MAX_SEQ", value_name = "N", help_heading = "Limits")]
+        #[arg(long, global = true, env = "AEON_MAX_SEQ", value_name = "N", help_heading = "Limits")]
         max_seq: usize,
         /// Connections at once, all listeners together [default: 16384]
-        #[arg(long, env = "AEON_MAX_CONNECTIONS", value_name = "N", help_heading = "Limits")]
+        #[arg(long, global = true, env = "AEON_MAX_CONNECTIONS", value_name = "N", help_heading = "Limits")]
         max_connections: usize,
         /// Requests in flight on one connection before its reader stops [default: 64]
-        #[arg(long, env = "AEON_MAX_IN_FLIGHT", value_name = "N", help_heading = "Limits")]
+        #[arg(long, global = true, env = "AEON_MAX_IN_FLIGHT", value_name = "N", help_heading = "Limits")]
         max_in_flight: usize,
         /// Requests waiting for the model or running on it [default: 1024]
-        #[arg(long, env = "AEON_MAX_QUEUED", value_name = "N", help_heading = "Limits")]
+        #[arg(long, global = true, env = "AEON_MAX_QUEUED", value_name = "N", help_heading = "Limits")]
         max_queued: usize,
         /// Bytes of those requests [default: 268435456]
-        #[arg(long, env = "AEON_MAX_QUEUED_BYTES", value_name = "BYTES", help_heading = "Limits")]
+        #[arg(long, global = true, env = "AEON_MAX_QUEUED_BYTES", value_name = "BYTES", help_heading = "Limits")]
         max_queued_bytes: usize,
         /// Sessions at once [default: 4096]
-        #[arg(long, env = "AEON_MAX_SESSIONS", value_name = "N", help_heading = "Limits")]
+        #[arg(long, global = true, env = "AEON_MAX_SESSIONS", value_name = "N", help_heading = "Limits")]
         max_sessions: usize,
         /// Bytes of all sessions [default: 2147483648]
-        #[arg(long, env = "AEON_MAX_SESSION_BYTES", value_name = "BYTES", help_heading = "Limits")]
+        #[arg(long, global = true, env = "AEON_MAX_SESSION_BYTES", value_name = "BYTES", help_heading = "Limits")]
         max_session_bytes: usize,
         /// Bytes of the prefix replay cache; 0 keeps nothing [default: 268435456]
-        #[arg(long, env = "AEON_MAX_REPLAY_BYTES", value_name = "BYTES", help_heading = "Limits")]
+        #[arg(long, global = true, env = "AEON_MAX_REPLAY_BYTES", value_name = "BYTES", help_heading = "Limits")]
         max_replay_bytes: usize,
         /// Entries of all key-value shards [default: 4096]
-        #[arg(long, env = "AEON_MAX_SHARD_ENTRIES", value_name = "N", help_heading = "Limits")]
+        #[arg(long, global = true, env = "AEON_MAX_SHARD_ENTRIES", value_name = "N", help_heading = "Limits")]
         max_shard_entries: usize,
         /// Bytes of all key-value shards [default: 16777216]
-        #[arg(long, env = "AEON_MAX_SHARD_BYTES", value_name = "BYTES", help_heading = "Limits")]
+        #[arg(long, global = true, env = "AEON_MAX_SHARD_BYTES", value_name = "BYTES", help_heading = "Limits")]
         max_shard_bytes: usize,
         /// Seconds after which an unused session is dropped [default: 3600]
-        #[arg(long, env = "AEON_SESSION_IDLE", value_name = "SECONDS", help_heading = "Limits")]
+        #[arg(long, global = true, env = "AEON_SESSION_IDLE", value_name = "SECONDS", help_heading = "Limits")]
         session_idle: u64,
         /// Seconds in which a frame must arrive whole, for each started MiB of it [default: 10]
-        #[arg(long, env = "AEON_FRAME_TIMEOUT", value_name = "SECONDS", help_heading = "Limits")]
+        #[arg(long, global = true, env = "AEON_FRAME_TIMEOUT", value_name = "SECONDS", help_heading = "Limits")]
         frame_timeout: u64,
         /// Seconds without a request after which a connection is closed [default: 3600]
-        #[arg(long, env = "AEON_IDLE_TIMEOUT", value_name = "SECONDS", help_heading = "Limits")]
+        #[arg(long, global = true, env = "AEON_IDLE_TIMEOUT", value_name = "SECONDS", help_heading = "Limits")]
         idle_timeout: u64,
         /// Seconds that a stopping node gives to work in flight [default: 10]
-        #[arg(long, env = "AEON_GRACE", value_name = "SECONDS", help_heading = "Limits")]
+        #[arg(long, global = true, env = "AEON_GRACE", value_name = "SECONDS", help_heading = "Limits")]
         grace: u64,
     }
 }
@@ -199,7 +212,7 @@ settings! {
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Settings {
     /// Name that the node gives itself in HELLO [default: the model's name]
-    #[arg(long, env = "AEON_NAME", value_name = "NAME")]
+    #[arg(long, global = true, env = "AEON_NAME", value_name = "NAME")]
     pub name: Option<String>,
     /// `[model]`
     #[command(flatten)]
@@ -244,6 +257,8 @@ pub struct Config {
     pub model: ModelSpec,
     /// Which of its layers; `None` for all.
     pub layers: Option<Range<u32>>,
+    /// Where bases are; `None` for no bases.
+    pub bases: Option<Source>,
     /// Model threads.
     pub workers: usize,
     /// Unix socket.
@@ -279,6 +294,9 @@ impl TryFrom<Settings> for Config {
         let Settings { name, model, listen, limits } = settings;
         let spec = ModelSpec::parse(model.model.as_deref().unwrap_or("demo"))?;
         let layers = model.layers.as_deref().map(LayerSpec::parse).transpose()?.map(|layers| layers.range());
+        if let Some(path) = &listen.uds {
+            uds::check_path_len(path)?;
+        }
         if listen.uds.is_none() && listen.udp.is_none() && listen.tcp.is_none() {
             return Err(ConfigError::NoListener);
         }
@@ -338,10 +356,16 @@ impl TryFrom<Settings> for Config {
             uids: listen.uds_allow_uid.unwrap_or_default(),
             gids: listen.uds_allow_gid.unwrap_or_default(),
         };
+        let bases = match (model.bases, model.methodologies) {
+            (Some(bases), methodologies) => Some(Source { methodologies, ..Source::new(bases) }),
+            (None, Some(_)) => return Err(ConfigError::MethodologiesWithoutBases),
+            (None, None) => None,
+        };
         Ok(Self {
             name,
             model: spec,
             layers,
+            bases,
             workers: positive("workers", model.workers, 2)?,
             uds: listen.uds,
             uds_options: UdsOptions { mode, group: listen.uds_group, credentials },

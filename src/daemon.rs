@@ -4,6 +4,7 @@ use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Instant};
 
 use crate::{
     admin::HttpListener,
+    basis::{Registry, registry::RegistryError},
     codec::Framing,
     config::Config,
     model::{
@@ -33,6 +34,9 @@ pub enum StartError {
     /// The model.
     #[error("cannot load the model")]
     Model(#[from] LoadError),
+    /// The bases.
+    #[error("cannot load the bases")]
+    Bases(#[from] RegistryError),
     /// The station behind this one.
     #[error("cannot use the station behind this one")]
     Upstream(#[from] UpstreamError),
@@ -83,6 +87,18 @@ impl Node {
     /// # Errors
     /// [`StartError`]; nothing is left bound then.
     pub async fn start(config: &Config) -> Result<Self, StartError> {
+        let bases = match config.bases.clone() {
+            None => Registry::default(),
+            Some(source) => blocking(move || Registry::open(source)).await?,
+        };
+        Self::start_with_bases(config, Arc::new(bases)).await
+    }
+
+    /// As [`Node::start`], with bases that come from elsewhere than the folder of the configuration.
+    ///
+    /// # Errors
+    /// [`StartError`]; nothing is left bound then.
+    pub async fn start_with_bases(config: &Config, bases: Arc<Registry>) -> Result<Self, StartError> {
         raise_descriptor_limit();
         // Sockets first: a path that is taken shows before a large model is loaded, and early peers wait in line.
         let socket = config.uds.as_ref().map(|path| uds::bind(path, &config.uds_options)).transpose()?;
@@ -104,7 +120,8 @@ impl Node {
         };
         let model = load(config).await?;
         let name = config.name.clone().unwrap_or_else(|| model.info().name.clone());
-        let station = Station::new(name, model, config.limits.clone(), config.workers).map_err(StartError::Threads)?;
+        let station = Station::with_bases(name, model, bases, config.limits.clone(), config.workers);
+        let station = station.map_err(StartError::Threads)?;
         let station = Arc::new(station);
         let shutdown = Shutdown::default();
         let acceptor = Acceptor::new(
@@ -219,17 +236,19 @@ async fn load(config: &Config) -> Result<Arc<dyn LayerRange>, StartError> {
         ModelSpec::Upstream { station, hidden_dim, vocab } => {
             Ok(Arc::new(Upstream::connect(&station, hidden_dim, vocab, layers).await?))
         }
-        ModelSpec::Demo => blocking(move || crate::demo::load(layers)).await,
-        ModelSpec::Directory(path) | ModelSpec::Gguf(path) => blocking(move || load_transformer(&path, layers)).await,
+        ModelSpec::Demo => Ok(Arc::new(blocking(move || crate::demo::load(layers)).await?)),
+        ModelSpec::Directory(path) | ModelSpec::Gguf(path) => {
+            Ok(Arc::new(blocking(move || load_transformer(&path, layers)).await?))
+        }
     }
 }
 
-/// Reading and converting weights takes seconds: not on a thread that serves sockets.
-async fn blocking<M: LayerRange + 'static>(
-    load: impl FnOnce() -> Result<M, LoadError> + Send + 'static,
-) -> Result<Arc<dyn LayerRange>, StartError> {
+/// Reading and converting files takes seconds: not on a thread that serves sockets.
+async fn blocking<T: Send + 'static, E: Send + 'static>(
+    load: impl FnOnce() -> Result<T, E> + Send + 'static,
+) -> Result<T, E> {
     match tokio::task::spawn_blocking(load).await {
-        Ok(model) => Ok(Arc::new(model?)),
+        Ok(loaded) => loaded,
         Err(panicked) => std::panic::resume_unwind(panicked.into_panic()),
     }
 }
@@ -254,11 +273,15 @@ pub async fn run(config: &Config) -> Result<(), StartError> {
     use tokio::signal::unix::{SignalKind, signal};
     let handler = |kind| signal(kind).map_err(|source| StartError::Listen { what: "signals".to_owned(), source });
     let (mut terminate, mut interrupt) = (handler(SignalKind::terminate())?, handler(SignalKind::interrupt())?);
+    let mut hangup = handler(SignalKind::hangup())?;
     let node = Node::start(config).await?;
     eprintln!("{}", node.ready_line());
-    let name = tokio::select! {
-        _ = terminate.recv() => "SIGTERM",
-        _ = interrupt.recv() => "SIGINT",
+    let name = loop {
+        tokio::select! {
+            _ = terminate.recv() => break "SIGTERM",
+            _ = interrupt.recv() => break "SIGINT",
+            _ = hangup.recv() => reload(&node).await,
+        }
     };
     tracing::info!(signal = name, grace_s = config.grace.as_secs(), "draining");
     let shutdown = node.shutdown.clone();
@@ -270,4 +293,16 @@ pub async fn run(config: &Config) -> Result<(), StartError> {
         _ = interrupt.recv() => shutdown.kill(),
     }
     Ok(())
+}
+
+/// Loads bases and methodologies again; what is wrong with them is said, and the old ones stay.
+async fn reload(node: &Node) {
+    let bases = Arc::clone(node.station.bases());
+    match blocking(move || bases.reload()).await {
+        Ok(reload) => tracing::warn!(?reload, "bases loaded again"),
+        Err(error) => {
+            let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+            tracing::error!(%error, cause, "bases not loaded again, the old ones stay");
+        }
+    }
 }

@@ -7,8 +7,9 @@ use std::{
 
 use aeon_station::{
     client::{
-        Pipeline,
+        Pipeline, Wire,
         generate::{GenerateOptions, generate},
+        pipeline::PcarWire,
         sampler::Sampling,
     },
     demo,
@@ -19,6 +20,13 @@ use anyhow::Context as _;
 use clap::Args;
 
 use crate::{Context, report, usage};
+
+/// The values of `--wire`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum WireForm {
+    Exact,
+    Pcar,
+}
 
 /// Options of `aeonctl generate`.
 #[derive(Debug, Args)]
@@ -44,6 +52,13 @@ pub(crate) struct Generate {
     /// Seed of the draws
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
+    /// Form of residuals between stations: exact is raw f32; pcar sends PCA components where both stations of a hop have
+    /// the same basis, which changes the text
+    #[arg(long, value_name = "exact|pcar", default_value = "exact")]
+    wire: WireForm,
+    /// Components at most, with --wire pcar [default: as many as the basis has]
+    #[arg(long, value_name = "K", requires = "wire")]
+    k: Option<u32>,
     /// Put the prompt into the model's chat template
     #[arg(long)]
     chat: bool,
@@ -70,6 +85,9 @@ impl Generate {
             Some(text) => text.to_owned(),
         };
         let mut pipeline = Pipeline::connect(stations, &context.options).await?;
+        if self.wire == WireForm::Pcar {
+            pipeline.set_wire(Wire::Pcar(PcarWire { k: self.k, ..PcarWire::default() }));
+        }
         let tokenizer = self.tokenizer(&pipeline)?;
         let ids = self.encode(&tokenizer, &prompt, &pipeline)?;
         let options = GenerateOptions {

@@ -40,9 +40,13 @@ pub(crate) fn text(generated: &Generated, prompt_len: usize, hops: &[Hop]) -> St
         let (sent, received) =
             (per_position(hop.traffic.sent, hop.traffic), per_position(hop.traffic.received, hop.traffic));
         out += &format!(
-            "  {:<width$}  layers {:<7} in {sent:>8.1}  out {received:>8.1}  ({} requests)\n",
+            "  {:<width$}  layers {:<7} in {sent:>8.1}  out {received:>8.1}  ({} requests",
             hop.station, hop.layers, hop.traffic.requests
         );
+        if hop.traffic.compressed + hop.traffic.refused > 0 {
+            out += &format!(", {} compressed, {} refused", hop.traffic.compressed, hop.traffic.refused);
+        }
+        out += ")\n";
     }
     out
 }
@@ -56,6 +60,8 @@ pub(crate) fn json(generated: &Generated, prompt_len: usize, hops: &[Hop], text:
                 "station": hop.station,
                 "layers": hop.layers,
                 "requests": hop.traffic.requests,
+                "compressed_requests": hop.traffic.compressed,
+                "refused_requests": hop.traffic.refused,
                 "bytes_in_per_token": per_position(hop.traffic.sent, hop.traffic),
                 "bytes_out_per_token": per_position(hop.traffic.received, hop.traffic),
             })

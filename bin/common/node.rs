@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use aeon_station::{
     config::{Config, ConfigError},
     daemon,
-    model::upstream::UpstreamError,
+    model::{error::LoadError, upstream::UpstreamError},
 };
 use clap::CommandFactory;
 
@@ -78,7 +78,7 @@ pub(crate) fn run_node<C: CommandFactory>(
 
 fn exit_code(error: &daemon::StartError) -> u8 {
     match error {
-        daemon::StartError::Layers { .. } => USAGE,
+        daemon::StartError::Layers { .. } | daemon::StartError::Model(LoadError::LayersOutside { .. }) => USAGE,
         daemon::StartError::Upstream(UpstreamError::Client(error)) if error.is_unreachable() => UNAVAILABLE,
         daemon::StartError::Upstream(UpstreamError::Address(_) | UpstreamError::LayersUnknown { .. }) => USAGE,
         _ => 1,

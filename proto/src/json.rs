@@ -220,7 +220,7 @@ impl<'de> Visitor<'de> for KeySeed {
     }
 }
 
-/// Appends `text` to `out` as a JSON string, quotes included.
+/// Appends `text` to `out` as a JSON string, quotes included, with the escapes of RFC 8785 and no others.
 pub fn write_string(text: &str, out: &mut Vec<u8>) {
     out.push(b'"');
     for byte in text.bytes() {
@@ -229,6 +229,8 @@ pub fn write_string(text: &str, out: &mut Vec<u8>) {
             b'\n' => out.extend_from_slice(b"\\n"),
             b'\r' => out.extend_from_slice(b"\\r"),
             b'\t' => out.extend_from_slice(b"\\t"),
+            0x08 => out.extend_from_slice(b"\\b"),
+            0x0c => out.extend_from_slice(b"\\f"),
             0..=0x1f => {
                 const HEX: &[u8; 16] = b"0123456789abcdef";
                 let digit = |nibble: u8| HEX.get(usize::from(nibble)).copied().unwrap_or(b'0');
@@ -298,7 +300,7 @@ mod tests {
 
     #[test]
     fn written_strings_read_back() {
-        let text = "quote \" back \\ tab \t nl \n bell \u{7} é 𝄞";
+        let text = "quote \" back \\ tab \t nl \n bell \u{7} feed \u{c} erase \u{8} é 𝄞";
         let mut out = Vec::new();
         write_string(text, &mut out);
         assert_eq!(serde_json::from_slice::<String>(&out).unwrap(), text);

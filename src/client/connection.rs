@@ -40,7 +40,10 @@ use crate::{
 };
 
 /// Bytes that a HELLO over UDP is padded to, so that its answer is within three times its size.
-const HELLO_PADDING: usize = 700;
+const HELLO_PADDING: usize = 1200;
+/// Bytes that any other UDP request is padded to until the address is proven: the vent with the token is within three times
+/// that.
+const MIN_UNPROVEN_LEN: usize = 160;
 /// Refusals of a UDP port before it counts as unreachable.
 const MAX_REFUSALS: u32 = 3;
 /// Repetitions of a request that a station was too busy for.
@@ -479,8 +482,17 @@ impl Client {
         let mut bytes = Vec::with_capacity(body.len() + 256);
         let mut frame = FrameWriter::new(&mut bytes, route.0, sequence, Flags::NONE);
         meta(&mut frame.meta());
-        if let Some(token) = &*self.shared.token.lock().unwrap_or_else(PoisonError::into_inner) {
-            frame.meta().string("token", token);
+        match &*self.shared.token.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(token) => {
+                frame.meta().string("token", token);
+            }
+            None if self.shared.is_udp => {
+                let missing = MIN_UNPROVEN_LEN.saturating_sub(frame.len() + body.len());
+                if missing > 0 {
+                    frame.meta().string("pad", &"0".repeat(missing));
+                }
+            }
+            None => {}
         }
         frame.body().extend_from_slice(body);
         frame.finish()?;

@@ -19,6 +19,47 @@ pub struct Hello {
     pub accepts: Vec<String>,
     /// What it takes at most.
     pub limits: RemoteLimits,
+    /// The bases that it has loaded.
+    #[serde(default)]
+    pub bases: Vec<RemoteBasis>,
+}
+
+/// A basis that a station has loaded.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct RemoteBasis {
+    /// FNV-1a 32 of the file, `0x` and 8 hex digits.
+    pub basis_fp: String,
+    /// BLAKE3 of the file.
+    pub blake3: String,
+    /// Id of its methodology, `0x` and 8 hex digits.
+    pub methodology: String,
+    /// What it holds.
+    pub boundaries: Vec<RemoteBoundary>,
+}
+
+/// What a basis holds for one boundary.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+pub struct RemoteBoundary {
+    /// The number of layers already applied.
+    pub boundary: u32,
+    /// Components.
+    pub k: u32,
+    /// Share of the variance that they cover.
+    pub explained: f64,
+}
+
+impl RemoteBasis {
+    /// The fingerprint as a number; 0, which no basis is asked for by, if the station wrote something else.
+    #[must_use]
+    pub fn fingerprint(&self) -> u32 {
+        aeon_proto::meta::parse_fingerprint(&self.basis_fp).unwrap_or(0)
+    }
+
+    /// Components for a boundary; 0 if there are none.
+    #[must_use]
+    pub fn k_at(&self, boundary: u32) -> u32 {
+        self.boundaries.iter().find(|part| part.boundary == boundary).map_or(0, |part| part.k)
+    }
 }
 
 /// The station process.
@@ -67,6 +108,12 @@ pub struct RemoteLimits {
 }
 
 impl Hello {
+    /// The basis with a fingerprint.
+    #[must_use]
+    pub fn basis(&self, basis_fp: u32) -> Option<&RemoteBasis> {
+        self.bases.iter().find(|basis| basis.fingerprint() == basis_fp)
+    }
+
     /// The layers held.
     #[must_use]
     pub const fn layers(&self) -> Range<u32> {

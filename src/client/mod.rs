@@ -5,7 +5,9 @@ pub mod connection;
 pub mod error;
 pub mod generate;
 pub mod hello;
+mod pass;
 pub mod pipeline;
+pub mod policy;
 pub mod replay;
 pub mod sampler;
 
@@ -13,4 +15,4 @@ pub use address::StationAddress;
 pub use connection::{Client, ClientOptions, Reply};
 pub use error::ClientError;
 pub use hello::Hello;
-pub use pipeline::{Pipeline, Want};
+pub use pipeline::{Pipeline, Want, Wire};

@@ -2,10 +2,14 @@
 //!
 //! A pipeline keeps the token history of its session. When a station has lost the session (evicted, or started again) it
 //! says where to go on, and the history is sent again from there: requests are idempotent, so the other stations simply
-//! do it twice.
+//! do it twice. A station that is gone is waited for as long as a connection may take.
 
-use aeon_proto::{payload::MetaWriter, residual, route::Route, status::Status};
-use bytes::Bytes;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use aeon_proto::{payload::MetaWriter, route::Route, status::Status};
 
 use super::{
     address::StationAddress,
@@ -14,12 +18,38 @@ use super::{
     hello::Hello,
     replay::Replaying,
 };
-use crate::model::session::random_name;
+use crate::{basis::BasisFile, model::session::random_name};
 
 /// Bytes that header and meta of a request or reply take at most.
 const FRAME_OVERHEAD: usize = 512;
 /// How often lost history is sent again for one step.
 const MAX_RECOVERIES: usize = 4;
+/// Pause between attempts to reach a station that is gone.
+const RECONNECT_PERIOD: Duration = Duration::from_millis(50);
+
+/// Time after which a station that refused a basis is asked again what it has.
+const ASK_AGAIN: Duration = Duration::from_secs(10);
+
+/// In what form residuals travel between stations.
+#[derive(Debug, Clone, Default)]
+pub enum Wire {
+    /// Raw f32: tokens identical to an unsplit run.
+    #[default]
+    Exact,
+    /// PCA components, where the two stations of a hop have the same basis; raw elsewhere.
+    Pcar(PcarWire),
+}
+
+/// How residuals are sent as PCA components.
+#[derive(Debug, Clone, Default)]
+pub struct PcarWire {
+    /// Only the basis with this fingerprint; any that both stations have if `None`.
+    pub basis_fp: Option<u32>,
+    /// Components at most; as many as the basis has if `None`.
+    pub k: Option<u32>,
+    /// A basis of this client's own, for stations that give raw residuals only.
+    pub local: Option<Arc<BasisFile>>,
+}
 
 /// What is wanted after the last position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,12 +80,18 @@ pub struct HopTraffic {
     pub sent: u64,
     /// Body bytes that came back.
     pub received: u64,
+    /// Requests whose body was PCA components.
+    pub compressed: u64,
+    /// Compressed requests that the station refused with 412, and that were repeated raw.
+    pub refused: u64,
 }
 
 /// A station of a pipeline.
 #[derive(Debug)]
 pub struct Stage {
-    client: Client,
+    pub(super) client: Client,
+    /// Since when it gets raw residuals only, because it refused a basis.
+    pub(super) raw_since: Option<Instant>,
     /// What the station said of itself.
     pub hello: Hello,
     /// What went over its link.
@@ -69,17 +105,58 @@ impl Stage {
         self.client.address()
     }
 
-    pub(super) const fn client(&self) -> &Client {
-        &self.client
+    /// Sends a FORWARD or FORWARD_PCA. If the station is gone, it is given the time to come back, and asked again.
+    pub(super) async fn forward(
+        &mut self,
+        options: &ClientOptions,
+        route: Route,
+        meta: impl Fn(&mut MetaWriter<'_, '_>),
+        body: &[u8],
+    ) -> Result<Reply, ClientError> {
+        match self.client.request(route, &meta, body).await {
+            Err(ClientError::Closed { .. } | ClientError::Connect { .. }) => {
+                self.reconnect(options).await?;
+                self.client.request(route, &meta, body).await
+            }
+            reply => reply,
+        }
+    }
+
+    async fn reconnect(&mut self, options: &ClientOptions) -> Result<(), ClientError> {
+        let address = self.address().clone();
+        let deadline = Instant::now() + options.connect_timeout;
+        tracing::info!(station = %address, "connecting again");
+        let (client, hello) = loop {
+            let error = match Client::connect(&address, options.clone()).await {
+                Ok(client) => match client.hello().await {
+                    Ok(hello) => break (client, hello),
+                    Err(error) => error,
+                },
+                Err(error) => error,
+            };
+            if !error.is_unreachable() || Instant::now() >= deadline {
+                return Err(error);
+            }
+            tokio::time::sleep(RECONNECT_PERIOD).await;
+        };
+        if hello.model.config_fp != self.hello.model.config_fp || hello.layers != self.hello.layers {
+            let problem = format!("{address} was started again with another model or other layers");
+            return Err(ClientError::Mesh { problem });
+        }
+        self.client = client;
+        self.hello = hello;
+        Ok(())
     }
 }
 
 /// Several stations that hold all layers of one model, in order, and one session on them.
 #[derive(Debug)]
 pub struct Pipeline {
-    stages: Vec<Stage>,
-    session: String,
-    history: Vec<u32>,
+    pub(super) stages: Vec<Stage>,
+    pub(super) options: ClientOptions,
+    pub(super) wire: Wire,
+    pub(super) session: String,
+    pub(super) history: Vec<u32>,
     pub(super) replay: Replaying,
 }
 
@@ -93,10 +170,34 @@ impl Pipeline {
         for address in addresses {
             let client = Client::connect(address, options.clone()).await?;
             let hello = client.hello().await?;
-            stages.push(Stage { client, hello, traffic: HopTraffic::default() });
+            stages.push(Stage { client, raw_since: None, hello, traffic: HopTraffic::default() });
         }
         check_mesh(&stages)?;
-        Ok(Self { stages, session: random_name(), history: Vec::new(), replay: Replaying::default() })
+        Ok(Self {
+            stages,
+            options: options.clone(),
+            wire: Wire::Exact,
+            session: random_name(),
+            history: Vec::new(),
+            replay: Replaying::default(),
+        })
+    }
+
+    /// Sets in what form residuals travel from now on.
+    pub fn set_wire(&mut self, wire: Wire) {
+        self.wire = wire;
+    }
+
+    /// Asks all stations again what they have; those that refused a basis are tried anew.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn refresh(&mut self) -> Result<(), ClientError> {
+        for stage in &mut self.stages {
+            stage.hello = stage.client.hello().await?;
+            stage.raw_since = None;
+        }
+        check_mesh(&self.stages)
     }
 
     /// The stations, in order.
@@ -129,6 +230,9 @@ impl Pipeline {
     /// # Errors
     /// See [`ClientError`]; the session is then as it was before.
     pub async fn extend(&mut self, ids: &[u32], want: Want) -> Result<Next, ClientError> {
+        if self.stages.iter().any(|stage| stage.raw_since.is_some_and(|since| since.elapsed() >= ASK_AGAIN)) {
+            self.refresh().await?;
+        }
         let start = self.history.len();
         self.history.extend_from_slice(ids);
         if self.replay.is_about(start) {
@@ -217,102 +321,6 @@ impl Pipeline {
         };
         self.stages.iter().map(positions).min().unwrap_or(1).max(1)
     }
-
-    /// Sends the tokens `from..to` through all stations; `want` only with the last tokens.
-    async fn pass(&mut self, from: usize, to: usize, want: Option<Want>) -> Result<Option<Next>, ClientError> {
-        let ids = self.history.get(from..to).unwrap_or_default();
-        let seq = ids.len();
-        let mut body = Vec::new();
-        residual::encode_u32s(ids, &mut body);
-        let mut body = Bytes::from(body);
-        let count = self.stages.len();
-        for (index, stage) in self.stages.iter_mut().enumerate() {
-            let (first, last) = (index == 0, index + 1 == count);
-            let hello = &stage.hello;
-            let meta = |meta: &mut MetaWriter<'_, '_>| {
-                meta.string("session", &self.session)
-                    .unsigned("pos", from as u64)
-                    .unsigned("boundary", u64::from(hello.layers[0]))
-                    .string("config_fp", &hello.model.config_fp);
-                if first {
-                    meta.string("in", "ids");
-                }
-                match want {
-                    Some(Want::Token) if last => {
-                        meta.string("out", "token");
-                    }
-                    Some(Want::TopK(k)) if last => {
-                        let k = u64::from(k).min(hello.model.vocab as u64);
-                        meta.string("out", "token").string("return", "topk").unsigned("top_k", k);
-                    }
-                    _ => {}
-                }
-            };
-            let reply = stage.client.request(Route::FORWARD, meta, &body).await?;
-            stage.traffic.requests += 1;
-            stage.traffic.positions += seq as u64;
-            stage.traffic.sent += body.len() as u64;
-            stage.traffic.received += reply.body.len() as u64;
-            let kind = match want {
-                Some(Want::Token) if last => "u32",
-                Some(Want::TopK(_)) if last => "topk",
-                _ => "f32",
-            };
-            check_reply(stage, &reply, kind, from, seq)?;
-            // The last station's residual is not needed while the prompt goes on.
-            if last {
-                return match want {
-                    None => Ok(None),
-                    Some(want) => read_next(stage, &reply, want).map(Some),
-                };
-            }
-            body = reply.body;
-        }
-        Ok(None)
-    }
-}
-
-/// A reply must be for this hop and these positions, so that none can be taken for another's.
-fn check_reply(stage: &Stage, reply: &Reply, kind: &str, pos: usize, seq: usize) -> Result<(), ClientError> {
-    let bad = |what: &str, expected: String, got: String| {
-        Err(stage.client.bad_reply(Route::FORWARD, format!("{what} {expected} expected, {got} came")))
-    };
-    let got = reply.string("body");
-    if got.as_deref() != Some(kind) {
-        return bad("body", kind.to_owned(), format!("{got:?}"));
-    }
-    for (key, expected) in [("pos", pos), ("seq", seq), ("dim", stage.hello.model.hidden_dim)] {
-        let got = reply.number(key);
-        if got != Some(expected as u64) {
-            return bad(key, expected.to_string(), format!("{got:?}"));
-        }
-    }
-    let bytes = 4 * seq * stage.hello.model.hidden_dim;
-    if kind == "f32" && reply.body.len() != bytes {
-        return bad("bytes of residual", bytes.to_string(), reply.body.len().to_string());
-    }
-    Ok(())
-}
-
-pub(super) fn read_next(stage: &Stage, reply: &Reply, want: Want) -> Result<Next, ClientError> {
-    let bad = |problem: String| stage.client.bad_reply(Route::FORWARD, problem);
-    let words = residual::decode_u32s(&reply.body).map_err(|error| bad(error.to_string()))?;
-    let vocab = stage.hello.model.vocab;
-    let next = match want {
-        Want::Token => Next { ids: words.into_owned(), logits: Vec::new() },
-        Want::TopK(_) => {
-            let (ids, logits) = words.split_at(words.len() / 2);
-            Next { ids: ids.to_vec(), logits: logits.iter().map(|bits| f32::from_bits(*bits)).collect() }
-        }
-    };
-    let whole = match want {
-        Want::Token => next.ids.len() == 1,
-        Want::TopK(_) => !next.ids.is_empty() && next.ids.len() == next.logits.len(),
-    };
-    if !whole || next.ids.iter().any(|id| *id as usize >= vocab) {
-        return Err(bad(format!("a token below {vocab} expected, {} bytes of something else came", reply.body.len())));
-    }
-    Ok(next)
 }
 
 /// Checks that stations hold one model, all of it, in order.

@@ -11,7 +11,8 @@ use futures_util::future::join_all;
 use super::{
     connection::{Client, Reply},
     error::ClientError,
-    pipeline::{Next, Pipeline, Want, read_next},
+    pass::read_next,
+    pipeline::{Next, Pipeline, Stage, Want},
 };
 use crate::replay::{
     coordinator::{Decision, decide},
@@ -157,20 +158,22 @@ impl Pipeline {
     fn prompt(&self, ids: &[u32]) -> Option<Prompt> {
         let prefix_len = u32::try_from(ids.len()).ok().filter(|len| *len > 0)?;
         let prefix_hash = prefix_hash(ids);
-        let key = |stage: &super::pipeline::Stage| {
+        let key = |stage: &Stage| {
             let layers = stage.hello.layers();
             let (layer_lo, layer_hi) = (u16::try_from(layers.start).ok()?, u16::try_from(layers.end).ok()?);
             Some(PrefixKey { prefix_hash, prefix_len, layer_lo, layer_hi })
         };
-        let fingerprints = self.stages().iter().map(|stage| stage.hello.model.layers_fp.as_str());
+        let losses: Vec<Option<String>> = (0..self.stages().len()).map(|index| self.loss_behind(index)).collect();
+        let made_by = self.stages().iter().zip(&losses);
+        let made_by = made_by.flat_map(|(stage, loss)| [Some(stage.hello.model.layers_fp.as_str()), loss.as_deref()]);
         Some(Prompt {
             keys: self.stages().iter().map(key).collect::<Option<_>>()?,
             conditions: Conditions {
                 prefix_digest: Some(prefix_digest(ids)),
                 config_fp: Some(self.model().config_fp.clone()),
-                mesh_fp: Some(mesh_fp(fingerprints)),
-                // This pipeline sends raw residuals; what came through a basis would give other tokens.
-                exact: true,
+                mesh_fp: Some(mesh_fp(made_by.flatten())),
+                // Where all residuals travel raw, what came through a basis would give other tokens.
+                exact: losses.iter().all(Option::is_none),
                 basis_fp: None,
             },
         })
@@ -198,8 +201,8 @@ impl Pipeline {
     /// Asks all stations at once. What is not a whole hit of this model is a miss.
     async fn ask(&self, prompt: &Prompt) -> Vec<Option<Hit>> {
         let ask = |(stage, key)| async move {
-            let stage: &super::pipeline::Stage = stage;
-            match stage.client().replay(key, &prompt.conditions, Some(self.session())).await {
+            let stage: &Stage = stage;
+            match stage.client.replay(key, &prompt.conditions, Some(self.session())).await {
                 Ok(hit) => hit.filter(|hit| hit.tail.len() == stage.hello.model.hidden_dim),
                 Err(error) => {
                     tracing::debug!(%error, "no replay");
@@ -222,7 +225,7 @@ impl Pipeline {
                 meta.string("return", "topk").unsigned("top_k", u64::from(k).min(model.vocab as u64));
             }
         };
-        let reply = stage.client().request(Route::LM_HEAD, meta, &body).await?;
+        let reply = stage.client.request(Route::LM_HEAD, meta, &body).await?;
         read_next(stage, &reply, want)
     }
 
@@ -234,7 +237,7 @@ impl Pipeline {
         }
         self.replay.captured_len = self.history().len();
         let session = self.session().to_owned();
-        let clients: Vec<Client> = self.stages().iter().map(|stage| stage.client().clone()).collect();
+        let clients: Vec<Client> = self.stages().iter().map(|stage| stage.client.clone()).collect();
         self.replay.stats.captures += clients.len() as u64;
         for (client, key) in clients.into_iter().zip(&prompt.keys) {
             let (key, conditions, session) = (*key, prompt.conditions.clone(), session.clone());

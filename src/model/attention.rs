@@ -4,7 +4,7 @@
 //! values up to it, in the order of the positions, so that it does not depend on which other positions come with it.
 
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, WithDType};
-use pulp::Arch;
+use pulp::{Arch, NullaryFnOnce};
 use rayon::prelude::*;
 
 use super::Cache;
@@ -12,7 +12,7 @@ use super::Cache;
 /// Multiply-adds worth giving to another thread, as in [`super::matrix`].
 const PARALLEL_WORK: usize = 1 << 18;
 /// Partial sums of a dot product: a fixed number, so that the order of the sum is the same on every processor.
-const LANES: usize = 16;
+const LANES: usize = 8;
 
 /// Keys and values of one layer, `[position, kv_heads * head_dim]` each; keys after the rotation.
 #[derive(Debug, Default)]
@@ -85,7 +85,7 @@ impl CustomOp1 for Attention<'_> {
         // One piece is the query heads of one position that share a key head.
         let piece = |(index, (out, queries)): (usize, (&mut [f32], &[f32]))| {
             let (position, kv_head) = (before + index / self.n_kv_heads, index % self.n_kv_heads);
-            arch.dispatch(|| self.attend(queries, position + 1, kv_head * self.head_dim, out));
+            arch.dispatch(Piece { op: self, queries, positions: position + 1, offset: kv_head * self.head_dim, out });
         };
         if seq * q_dim * (before + seq) < PARALLEL_WORK {
             out.chunks_mut(group_dim).zip(queries.chunks(group_dim)).enumerate().for_each(piece);
@@ -96,31 +96,47 @@ impl CustomOp1 for Attention<'_> {
     }
 }
 
-impl Attention<'_> {
-    /// One position's query heads of one key head, over the first `positions` keys and values.
+/// One position's query heads of one key head, over the first `positions` keys and values.
+///
+/// A type and not a closure: only what is inlined into the dispatch is compiled for the processor's vector registers.
+struct Piece<'a> {
+    op: &'a Attention<'a>,
+    queries: &'a [f32],
+    positions: usize,
+    /// Where the key head begins in a position.
+    offset: usize,
+    out: &'a mut [f32],
+}
+
+impl NullaryFnOnce for Piece<'_> {
+    type Output = ();
+
     #[inline(always)]
-    fn attend(&self, queries: &[f32], positions: usize, offset: usize, out: &mut [f32]) {
-        let dim = self.head_dim;
-        let kv_dim = self.n_kv_heads * dim;
+    fn call(self) {
+        let Self { op, queries, positions, offset, out } = self;
+        let dim = op.head_dim;
+        let kv_dim = op.n_kv_heads * dim;
         let scale = 1.0 / (dim as f32).sqrt();
         let mut scores = vec![0.0; positions * (queries.len() / dim)];
-        for (position, keys) in self.memory.keys.chunks_exact(kv_dim).take(positions).enumerate() {
+        for (position, keys) in op.memory.keys.chunks_exact(kv_dim).take(positions).enumerate() {
             let key = &keys[offset..offset + dim];
             for (query, scores) in queries.chunks_exact(dim).zip(scores.chunks_exact_mut(positions)) {
                 scores[position] = dot(query, key) * scale;
             }
         }
         for scores in scores.chunks_exact_mut(positions) {
-            let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            scores.iter_mut().for_each(|score| *score = (*score - max).exp());
-            let sum: f32 = scores.iter().sum();
+            let max = scores.iter().fold(f32::NEG_INFINITY, |max, score| if *score > max { *score } else { max });
+            let mut sum = 0.0;
+            for score in scores.iter_mut() {
+                *score = (*score - max).exp();
+                sum += *score;
+            }
             scores.iter_mut().for_each(|score| *score /= sum);
         }
-        for (position, values) in self.memory.values.chunks_exact(kv_dim).take(positions).enumerate() {
+        for (position, values) in op.memory.values.chunks_exact(kv_dim).take(positions).enumerate() {
             let value = &values[offset..offset + dim];
             for (out, scores) in out.chunks_exact_mut(dim).zip(scores.chunks_exact(positions)) {
-                let weight = scores[position];
-                out.iter_mut().zip(value).for_each(|(out, value)| *out += weight * *value);
+                add_scaled(out, scores[position], value);
             }
         }
     }
@@ -137,17 +153,30 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
             sums[lane] += a[lane] * b[lane];
         }
     }
-    for (sum, (a, b)) in sums.iter_mut().zip(a_rest.iter().zip(b_rest)) {
-        *sum += a * b;
+    let [a0, a1, a2, a3, b0, b1, b2, b3] = sums;
+    let mut sum = ((a0 + b0) + (a2 + b2)) + ((a1 + b1) + (a3 + b3));
+    for (a, b) in a_rest.iter().zip(b_rest) {
+        sum += a * b;
     }
-    let mut half = LANES / 2;
-    while half > 0 {
-        for lane in 0..half {
-            sums[lane] += sums[lane + half];
+    sum
+}
+
+/// Adds `scale * values` to `out`.
+#[inline(always)]
+fn add_scaled(out: &mut [f32], scale: f32, values: &[f32]) {
+    let (out, out_rest) = out.as_chunks_mut::<LANES>();
+    let (values, values_rest) = values.as_chunks::<LANES>();
+    for (out, values) in out.iter_mut().zip(values) {
+        // By value: the compiler cannot know that the slices do not overlap.
+        let (mut sums, values) = (*out, *values);
+        for lane in 0..LANES {
+            sums[lane] += scale * values[lane];
         }
-        half /= 2;
+        *out = sums;
     }
-    sums[0]
+    for (out, value) in out_rest.iter_mut().zip(values_rest) {
+        *out += scale * value;
+    }
 }
 
 /// The values of a contiguous f32 tensor on the CPU.
@@ -164,4 +193,35 @@ pub(super) fn contiguous<'s>(storage: &'s CpuStorage, layout: &Layout) -> candle
 fn storage_type(storage: &CpuStorage) -> DType {
     use candle_core::backend::BackendStorage as _;
     storage.dtype()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn truncation_cuts_layers_that_are_ahead() {
+        let mut cache = KvCache::new(2, 3);
+        cache.len = 2;
+        cache.layers[0] = LayerCache { keys: vec![1.0; 15], values: vec![2.0; 12] };
+        cache.layers[1] = LayerCache { keys: vec![3.0; 6], values: vec![4.0; 6] };
+        assert!(cache.bytes() >= (15 + 12 + 6 + 6) * 4);
+        // Work broke off after the first layer: the caller goes back to where it was.
+        cache.truncate(2);
+        assert!(cache.layers.iter().all(|layer| layer.keys.len() == 6 && layer.values.len() == 6));
+        cache.truncate(1);
+        assert_eq!((cache.len(), cache.layers[1].values.len()), (1, 3));
+    }
+
+    #[test]
+    fn sums_of_any_length() {
+        for len in [0, 1, 7, 8, 9, 16, 23] {
+            let a: Vec<f32> = (0..len).map(|i| i as f32).collect();
+            let expected: f32 = a.iter().map(|a| a * a).sum();
+            assert_eq!(dot(&a, &a), expected);
+            let mut out = vec![1.0; len];
+            add_scaled(&mut out, 2.0, &a);
+            assert!(out.iter().zip(&a).all(|(out, a)| *out == 1.0 + 2.0 * a));
+        }
+    }
 }

@@ -1,5 +1,5 @@
 //! The numbers that decide what a Llama or Qwen2 model computes, from `config.json` or from GGUF metadata
-//! ([`super::gguf`]). Every number is checked here once, so that what is built from a [`ModelConfig`] neither divides by
+//! (`gguf`). Every number is checked here once, so that what is built from a [`ModelConfig`] neither divides by
 //! zero nor overflows.
 
 use std::{fmt::Write as _, path::Path};

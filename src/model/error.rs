@@ -1,4 +1,4 @@
-//! Why a model could not be loaded. Made by [`super::config`], [`super::weights`] and the file readers; read by whoever
+//! Why a model could not be loaded. Made by [`super::config`], `weights` and the file readers; read by whoever
 //! starts a station, so every variant says where the fault is and what was expected there.
 
 use std::path::PathBuf;

@@ -245,3 +245,47 @@ fn name_of(path: &Path) -> String {
 struct GenerationConfig {
     eos_token_id: Option<TokenIds>,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models() {
+        let identity = |hidden_dim, vocab| Ok(ModelSpec::Identity { hidden_dim, vocab });
+        let upstream =
+            |station: &str| Ok(ModelSpec::Upstream { station: station.to_owned(), hidden_dim: 3584, vocab: 152_064 });
+        for (text, expected) in [
+            ("demo", Ok(ModelSpec::Demo)),
+            ("./demo", Ok(ModelSpec::Directory("./demo".into()))),
+            ("/models/a b", Ok(ModelSpec::Directory("/models/a b".into()))),
+            ("m/x.Q4_1.gguf", Ok(ModelSpec::Gguf("m/x.Q4_1.gguf".into()))),
+            ("X.GGUF", Ok(ModelSpec::Gguf("X.GGUF".into()))),
+            ("identity:64", identity(64, IDENTITY_VOCAB)),
+            ("identity:64:100", identity(64, 100)),
+            ("upstream:uds:/run/a.sock,3584,152064", upstream("uds:/run/a.sock")),
+            ("upstream:uds:/run/a,b.sock,3584,152064", upstream("uds:/run/a,b.sock")),
+            ("upstream:udp:[::1]:4000,3584,152064", upstream("udp:[::1]:4000")),
+            ("", Err(SpecError::Empty)),
+        ] {
+            assert_eq!(ModelSpec::parse(text), expected, "{text}");
+        }
+        for text in ["identity:", "identity:x", "identity:1:2:3", "identity:1:", "identity:-1"] {
+            assert_eq!(ModelSpec::parse(text), Err(SpecError::Identity { text: text.to_owned() }));
+        }
+        for text in ["upstream:", "upstream:a,1", "upstream:,1,2", "upstream:a,b,c"] {
+            assert_eq!(ModelSpec::parse(text), Err(SpecError::Upstream { text: text.to_owned() }));
+        }
+        for text in ["identity:0", "identity:65537", "identity:1:0", "upstream:a,1,99999999"] {
+            assert!(matches!(ModelSpec::parse(text), Err(SpecError::OutOfRange { .. })), "{text}");
+        }
+    }
+
+    #[test]
+    fn layers() {
+        assert_eq!(LayerSpec::parse("0..12").map(|layers| layers.range()), Ok(0..12));
+        for text in ["", "3", "3..3", "4..3", "a..b", "0..", "..4", "0..=4", "-1..2", "0..4294967296"] {
+            assert_eq!(LayerSpec::parse(text), Err(SpecError::Layers { text: text.to_owned() }));
+        }
+    }
+}

@@ -50,7 +50,10 @@ impl Matrix {
     /// Packs `values` `[rows, cols]`, row-major. Values beyond `rows * cols` are ignored and missing ones are zero.
     #[must_use]
     pub fn pack(values: &[f32], rows: usize, cols: usize) -> Self {
-        let arch = Arch::new();
+        Self::pack_for(Arch::new(), values, rows, cols)
+    }
+
+    fn pack_for(arch: Arch, values: &[f32], rows: usize, cols: usize) -> Self {
         let width = 2 * arch.dispatch(Lanes);
         let len = rows.div_ceil(width) * width * cols;
         let mut storage = vec![0.0; len + LINE];
@@ -280,6 +283,19 @@ mod tests {
             }
             let alone = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
             assert_eq!(whole, alone.install(|| matrix.multiply(&activations)));
+        }
+    }
+
+    #[test]
+    fn other_processors() {
+        let (values, activations) = (random(70 * 50, 6), random(9 * 50, 7));
+        let best = Matrix::pack(&values, 70, 50).multiply(&activations);
+        let plain = Matrix::pack_for(Arch::Scalar, &values, 70, 50).multiply(&activations);
+        assert!(best.iter().zip(&plain).all(|(best, plain)| (best - plain).abs() < 1e-4));
+        #[cfg(target_arch = "x86_64")]
+        if let Some(narrow) = pulp::x86::V3::try_new() {
+            let narrow = Matrix::pack_for(Arch::V3(narrow), &values, 70, 50).multiply(&activations);
+            assert!(best.iter().zip(&narrow).all(|(best, narrow)| best.to_bits() == narrow.to_bits()));
         }
     }
 

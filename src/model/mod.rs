@@ -221,6 +221,8 @@ pub enum ModelError {
         status: Status,
         /// Its words.
         text: String,
+        /// Where it says that the session goes on.
+        expected_pos: Option<usize>,
     },
     /// The station behind this one cannot be reached or does not answer as agreed.
     #[error("upstream station {address}")]

@@ -2,7 +2,7 @@
 //!
 //! [`super::load`] makes one from files; the station drives it as a [`LayerRange`]. The tensors and the plain operations
 //! are candle's; the two operations whose order of summation matters, products and attention, are [`super::matrix`] and
-//! [`super::attention`]: candle's product of one row sums in another order than its product of several, and the bits of
+//! `attention`: candle's product of one row sums in another order than its product of several, and the bits of
 //! a position must not depend on how a prompt was cut into requests.
 
 use std::{any::Any, ops::Range};

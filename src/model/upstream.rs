@@ -155,8 +155,13 @@ impl Upstream {
         match reply {
             None => Err(ModelError::Cancelled),
             Some(Ok(reply)) => Ok(reply),
-            Some(Err(ClientError::Vent { status, text, .. })) => Err(ModelError::Upstream { status, text }),
-            Some(Err(error)) => Err(self.unreachable(error)),
+            Some(Err(error)) => {
+                let expected_pos = error.vent_number("expected_pos").and_then(|pos| usize::try_from(pos).ok());
+                match error {
+                    ClientError::Vent { status, text, .. } => Err(ModelError::Upstream { status, text, expected_pos }),
+                    error => Err(self.unreachable(error)),
+                }
+            }
         }
     }
 
@@ -231,7 +236,14 @@ impl LayerRange for Upstream {
         let meta = |meta: &mut MetaWriter<'_, '_>| {
             meta.string("session", &cache.session).unsigned("pos", cache.len as u64);
         };
-        let reply = self.request(Route::FORWARD, &meta, &body, cancel)?;
+        let reply = match self.request(Route::FORWARD, &meta, &body, cancel) {
+            // The far station has lost the session, so nothing of it is held here either: whoever asks sends it again.
+            Err(error @ ModelError::Upstream { expected_pos: Some(expected), .. }) => {
+                cache.truncate(expected);
+                return Err(error);
+            }
+            reply => reply?,
+        };
         let output = self.floats(&reply, residuals.len())?;
         cache.len += residuals.len() / self.info.hidden_dim;
         Ok(output)
@@ -267,6 +279,7 @@ impl LayerRange for Upstream {
             _ => Err(ModelError::Upstream {
                 status: Status::NOT_IMPLEMENTED,
                 text: "it returns tokens only; ask for \"return\":\"token\"".to_owned(),
+                expected_pos: None,
             }),
         }
     }

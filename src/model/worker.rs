@@ -131,6 +131,12 @@ impl WorkerPool {
         Ok(())
     }
 
+    /// Whether work of a session is waiting or running.
+    #[must_use]
+    pub fn has_work(&self, session: &Arc<str>) -> bool {
+        self.shared.lock().lanes.contains_key(&Lane::Session(Arc::clone(session)))
+    }
+
     /// Pieces of work in the queue (running ones included) and their bytes.
     #[must_use]
     pub fn usage(&self) -> (usize, usize) {

@@ -47,8 +47,12 @@ const SCRATCH_LEN: usize = 128 * 1024;
 const READS_PER_TURN: usize = 4;
 /// Bytes of requests that are kept while too many are in flight, to find cancels among them.
 const LOOKAHEAD_LEN: usize = 64 * 1024;
+/// Bytes of replies that wait for their peer before its next request is handled: a few bytes can ask for a lot.
+const MAX_WAITING_LEN: usize = 1 << 20;
 /// Time that a peer gets to read the last vent before a broken connection is closed.
 const LINGER: Duration = Duration::from_secs(1);
+/// How often a connection that is not being read looks whether its peer is still there.
+const PROBE_PERIOD: Duration = Duration::from_millis(100);
 /// The stream id on which a stock client is told the opcodes.
 const OPEN_STREAMS_ID: u16 = 0xfffe;
 
@@ -100,6 +104,8 @@ pub trait StreamSocket: Send + Sync + 'static {
     /// # Errors
     /// `WouldBlock` if nothing does.
     fn try_write(&self, bytes: &[u8]) -> io::Result<usize>;
+    /// Whether nobody can read what would be written: the peer has closed its socket, not just its sending side.
+    fn is_abandoned(&self) -> bool;
     /// Tells the peer that nothing more will come.
     fn shutdown_write(&self);
 }
@@ -115,6 +121,10 @@ macro_rules! stream_socket {
             }
             fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
                 <$type>::try_write(self, bytes)
+            }
+            fn is_abandoned(&self) -> bool {
+                // Sending nothing fails where sending something would.
+                socket2::SockRef::from(self).send(&[]).is_err_and(|error| error.kind() != ErrorKind::WouldBlock)
             }
             fn shutdown_write(&self) {
                 // The peer may be gone already.
@@ -189,11 +199,14 @@ struct Connection<S> {
     phase: Phase,
     carry: Vec<u8>,
     carry_since: Option<Instant>,
+    /// Whether requests in `carry` or `parked` wait for replies to leave.
+    is_held: bool,
     parked: VecDeque<Parked>,
     parked_bytes: usize,
     output: Vec<u8>,
     written: usize,
     blocked_since: Option<Instant>,
+    probe_at: Option<Instant>,
     in_flight: Vec<InFlight>,
     next_id: u64,
     done: mpsc::UnboundedSender<Completion>,
@@ -218,11 +231,13 @@ pub async fn serve<S: StreamSocket>(
         phase: Phase::Open,
         carry: Vec::new(),
         carry_since: None,
+        is_held: false,
         parked: VecDeque::new(),
         parked_bytes: 0,
         output: Vec::new(),
         written: 0,
         blocked_since: None,
+        probe_at: None,
         in_flight: Vec::new(),
         next_id: 0,
         done,
@@ -291,6 +306,18 @@ impl<S: StreamSocket> Connection<S> {
         loop {
             let writing = !self.output.is_empty();
             let reading = self.phase == Phase::Open && self.parked_bytes < LOOKAHEAD_LEN && !writing;
+            // The clock of a half frame runs only while the station reads: what the socket holds is not its peer's fault.
+            if !reading {
+                self.carry_since = None;
+            } else if self.carry_since.is_none() && !self.carry.is_empty() {
+                self.carry_since = Some(Instant::now());
+            }
+            // A peer that has gone shows in a read; where none is due, work for it must not go on for ever.
+            if reading || self.in_flight.is_empty() {
+                self.probe_at = None;
+            } else {
+                self.probe_at.get_or_insert_with(|| Instant::now() + PROBE_PERIOD);
+            }
             let settled = self.in_flight.is_empty() && self.parked.is_empty() && !writing;
             match self.phase {
                 Phase::Open if settled && self.carry.is_empty() && shutdown.is_draining() => {
@@ -332,6 +359,7 @@ impl<S: StreamSocket> Connection<S> {
                     let ready = ready?;
                     if ready.is_writable() && writing {
                         self.flush()?;
+                        self.catch_up()?;
                     }
                     if ready.is_readable() && reading {
                         self.read_turn()?;
@@ -355,7 +383,26 @@ impl<S: StreamSocket> Connection<S> {
             self.output = OUTPUT.take();
         }
         work(self);
-        self.flush()
+        self.flush()?;
+        self.catch_up()
+    }
+
+    /// Handles what was held back while too many replies were waiting, as far as its replies leave.
+    fn catch_up(&mut self) -> io::Result<()> {
+        while self.is_held && self.output.is_empty() {
+            self.is_held = false;
+            self.output = OUTPUT.take();
+            self.unpark();
+            self.take(&[], Instant::now());
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Whether so many replies are waiting that no request is handled before they have left.
+    fn is_full(&mut self) -> bool {
+        self.is_held |= self.output.len() >= MAX_WAITING_LEN;
+        self.is_held
     }
 
     /// Reads what is there, handles it, writes what was answered.
@@ -429,6 +476,7 @@ impl<S: StreamSocket> Connection<S> {
             let rest = bytes.get(used..).unwrap_or_default();
             match next_frame(rest, self.options.framing, self.options.max_frame_len) {
                 Ok(None) => return used,
+                Ok(Some(_)) if self.is_full() => return used,
                 Ok(Some((frame, len))) => {
                     used += len;
                     self.frame(frame, now);
@@ -516,6 +564,8 @@ impl<S: StreamSocket> Connection<S> {
     /// Handles parked requests as far as there is room for them in flight.
     fn unpark(&mut self) {
         while self.in_flight.len() < self.options.max_in_flight
+            && !self.parked.is_empty()
+            && !self.is_full()
             && let Some(Parked { stream_id, sequence, flags, payload, arrived }) = self.parked.pop_front()
         {
             let frame = Frame { stream_id, sequence, flags, payload: &payload };
@@ -600,13 +650,19 @@ impl<S: StreamSocket> Connection<S> {
     fn next_deadline(&self) -> Instant {
         let idle = self.last_request + self.options.idle_timeout;
         let blocked = self.blocked_since.map(|since| since + self.options.write_timeout);
-        [self.half_frame_deadline(), blocked].into_iter().flatten().fold(idle, Instant::min)
+        [self.half_frame_deadline(), blocked, self.probe_at].into_iter().flatten().fold(idle, Instant::min)
     }
 
     /// Looks at all time limits; returns whether the connection is over.
     fn expired(&mut self, now: Instant) -> io::Result<bool> {
         if self.blocked_since.is_some_and(|since| now >= since + self.options.write_timeout) {
             return Err(io::Error::new(ErrorKind::TimedOut, "peer does not read its replies"));
+        }
+        if self.probe_at.is_some_and(|at| now >= at) {
+            self.probe_at = None;
+            if self.socket.is_abandoned() {
+                return Err(io::Error::new(ErrorKind::ConnectionAborted, "peer left with work in flight"));
+            }
         }
         if self.half_frame_deadline().is_some_and(|deadline| now >= deadline) {
             let waited = self.carry_since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));

@@ -10,13 +10,14 @@ use std::{
         fd::AsRawFd,
         unix::{
             fs::{FileTypeExt, MetadataExt, PermissionsExt},
-            net::{UnixListener as StdListener, UnixStream as StdStream},
+            net::UnixListener as StdListener,
         },
     },
     path::{Path, PathBuf},
 };
 
 use rustix::fs::{FlockOperation, flock};
+use socket2::{Domain, SockAddr, Socket, Type};
 use tokio::net::UnixListener;
 
 use super::{listener::Acceptor, peer::CredentialList};
@@ -112,10 +113,7 @@ impl Drop for BoundSocket {
 /// # Errors
 /// See [`BindError`]. Nothing at `path` is touched then.
 pub fn bind(path: &Path, options: &UdsOptions) -> Result<BoundSocket, BindError> {
-    let len = path.as_os_str().len();
-    if len > MAX_PATH_LEN {
-        return Err(BindError::PathTooLong { path: path.to_owned(), len, max: MAX_PATH_LEN });
-    }
+    check_path_len(path)?;
     let io_error = |action, path: &Path| {
         let path = path.to_owned();
         move |source| BindError::Io { action, path, source }
@@ -155,6 +153,17 @@ pub fn bind(path: &Path, options: &UdsOptions) -> Result<BoundSocket, BindError>
     }
 }
 
+/// Whether a path fits a socket address.
+///
+/// # Errors
+/// [`BindError::PathTooLong`].
+pub(crate) fn check_path_len(path: &Path) -> Result<(), BindError> {
+    match path.as_os_str().len() {
+        len if len > MAX_PATH_LEN => Err(BindError::PathTooLong { path: path.to_owned(), len, max: MAX_PATH_LEN }),
+        _ => Ok(()),
+    }
+}
+
 /// Whether a path can be taken: nothing there, or a socket that nobody listens on.
 fn check_free(path: &Path) -> Result<(), BindError> {
     let meta = match fs::symlink_metadata(path) {
@@ -165,7 +174,7 @@ fn check_free(path: &Path) -> Result<(), BindError> {
     if !meta.file_type().is_socket() {
         return Err(BindError::NotASocket { path: path.to_owned() });
     }
-    match StdStream::connect(path) {
+    match probe(path) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Ok(stream) => {
@@ -175,6 +184,14 @@ fn check_free(path: &Path) -> Result<(), BindError> {
         // A full backlog, or a socket of another kind: someone is there.
         Err(_) => Err(BindError::InUse { path: path.to_owned(), pid: None }),
     }
+}
+
+/// Connects without waiting: on a socket whose backlog is full, a plain connect would.
+fn probe(path: &Path) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    socket.set_nonblocking(true)?;
+    socket.connect(&SockAddr::unix(path)?)?;
+    Ok(socket)
 }
 
 /// The number of a group, by name in the system's group file or as a number.
@@ -235,6 +252,8 @@ impl UdsListener {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixStream as StdStream;
+
     use super::*;
 
     fn bind_default(path: &Path) -> Result<BoundSocket, BindError> {
@@ -258,6 +277,18 @@ mod tests {
         drop(bound);
         assert!(!path.exists());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_listener_with_a_full_backlog_is_someone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let listener = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+        listener.bind(&SockAddr::unix(&path).unwrap()).unwrap();
+        listener.listen(0).unwrap();
+        let waiting: Vec<_> = std::iter::from_fn(|| probe(&path).ok()).take(100).collect();
+        assert!(waiting.len() < 100);
+        assert!(matches!(bind_default(&path), Err(BindError::InUse { .. })));
     }
 
     #[test]

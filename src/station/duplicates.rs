@@ -1,8 +1,8 @@
 //! Copies of UDP requests: what the network doubles or a client repeats is computed once.
 //!
-//! A request that changes a session is remembered by its sender, opcode, sequence and XXH64 of the payload. A copy that
-//! comes while the first is being worked on is dropped; a copy that comes later gets the same reply again, as long as it
-//! is kept. The cache is bounded in entries and bytes, the oldest goes first.
+//! A request that changes a session or costs a worker's time is remembered by its sender, opcode, sequence and XXH64 of the
+//! payload. A copy that comes while the first is being worked on is dropped; a copy that comes later gets the same reply
+//! again, as long as it is kept. The cache is bounded in entries and bytes, the oldest goes first.
 
 use std::{
     collections::{HashMap, VecDeque},

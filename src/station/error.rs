@@ -9,6 +9,7 @@ use aeon_proto::{
     frame::Flags,
     meta,
     payload::{self, FrameWriter, MetaWriter},
+    pcar,
     route::Route,
     status::Status,
 };
@@ -78,6 +79,49 @@ pub enum RequestError {
         len: usize,
         /// This model's width.
         hidden_dim: usize,
+    },
+    /// A body of the PCA routes that is none.
+    #[error("PCAR body: {0}")]
+    Pcar(#[from] pcar::DecodeError),
+    /// Components of a basis that is not loaded.
+    #[error("basis fingerprint mismatch")]
+    UnknownBasis {
+        /// Fingerprints that are loaded.
+        have: Vec<u32>,
+    },
+    /// Components that were made by another methodology than the basis, or one that is not known here.
+    #[error("methodology mismatch")]
+    MethodologyMismatch {
+        /// The basis's.
+        expected: u32,
+    },
+    /// The basis has no components for the boundary.
+    #[error("the basis has no components for boundary {boundary}; send raw f32")]
+    BoundaryNotInBasis {
+        /// Of the route.
+        boundary: u32,
+    },
+    /// Components of residuals of another width.
+    #[error("hidden_dim mismatch: {got} in the body, this model has {expected}")]
+    PcarHiddenDim {
+        /// This model's width.
+        expected: usize,
+        /// By the body.
+        got: u32,
+    },
+    /// More components than the basis has.
+    #[error("{k} components in the body, the basis has {max} at this boundary")]
+    TooManyComponents {
+        /// By the body.
+        k: usize,
+        /// Of the basis.
+        max: usize,
+    },
+    /// NaN or infinity after lifting.
+    #[error("value {index} of the lifted residual is NaN or infinite")]
+    LiftedNonFinite {
+        /// Which value.
+        index: usize,
     },
     /// A request without a position.
     #[error("body is empty, at least one position is expected")]
@@ -223,6 +267,8 @@ pub enum RequestError {
         status: Status,
         /// Its words.
         text: String,
+        /// Where it says that the session goes on.
+        expected_pos: Option<usize>,
     },
     /// The station behind this one does not answer.
     #[error("the station behind this one does not answer")]
@@ -307,6 +353,9 @@ impl RequestError {
             | Self::BodyLength { .. }
             | Self::HiddenDim { .. }
             | Self::NoPositions
+            | Self::Pcar(_)
+            | Self::PcarHiddenDim { .. }
+            | Self::TooManyComponents { .. }
             | Self::TokenId { .. }
             | Self::TopK { .. }
             | Self::NothingAcceptable
@@ -322,6 +371,9 @@ impl RequestError {
                 | CaptureError::SlabLen { .. }
                 | CaptureError::SlabNotTaken { .. },
             ) => Status::BAD_REQUEST,
+            Self::UnknownBasis { .. } | Self::MethodologyMismatch { .. } | Self::BoundaryNotInBasis { .. } => {
+                Status::PRECONDITION_FAILED
+            }
             Self::PeerNotAllowed | Self::AddressNotProven { .. } => Status::FORBIDDEN,
             Self::UnknownRoute(_) | Self::ShardKeyUnknown => Status::NOT_FOUND,
             Self::RouteNotEnabled(_) | Self::NotHere { .. } | Self::CacheNotPortable => Status::NOT_IMPLEMENTED,
@@ -331,7 +383,9 @@ impl RequestError {
             | Self::TailNotKept { .. }
             | Self::Provenance { .. }
             | Self::Capture(CaptureError::Layers { .. }) => Status::CONFLICT,
-            Self::NonFinite { .. } | Self::Capture(CaptureError::NonFinite { .. }) => Status::UNPROCESSABLE,
+            Self::NonFinite { .. } | Self::LiftedNonFinite { .. } | Self::Capture(CaptureError::NonFinite { .. }) => {
+                Status::UNPROCESSABLE
+            }
             Self::Cancelled => Status::CANCELLED,
             Self::DeadlinePassed { .. } => Status::TIMEOUT,
             Self::TooManyConnections { .. }
@@ -374,7 +428,7 @@ impl RequestError {
             Self::Config { expected } => {
                 meta.string("config_fp", expected);
             }
-            Self::Position { expected, .. } => {
+            Self::Position { expected, .. } | Self::Upstream { expected_pos: Some(expected), .. } => {
                 meta.unsigned("expected_pos", *expected as u64);
             }
             Self::TooManyConnections { retry_after_ms, .. }
@@ -402,8 +456,24 @@ impl RequestError {
             Self::NotHere { lo, hi, .. } => {
                 meta.unsigneds("layers", [u64::from(*lo), u64::from(*hi)]);
             }
+            Self::UnknownBasis { have } => {
+                let have: Vec<String> = have.iter().map(|basis_fp| format!("0x{basis_fp:08x}")).collect();
+                meta.strings("have", have.iter().map(String::as_str));
+            }
+            Self::MethodologyMismatch { expected } => {
+                meta.string("methodology", &format!("0x{expected:08x}"));
+            }
+            Self::PcarHiddenDim { expected, .. } => {
+                meta.unsigned("hidden_dim", *expected as u64);
+            }
+            Self::TooManyComponents { max, .. } => {
+                meta.unsigned("k", *max as u64);
+            }
             Self::Stream(_)
             | Self::HalfFrame { .. }
+            | Self::Pcar(_)
+            | Self::BoundaryNotInBasis { .. }
+            | Self::LiftedNonFinite { .. }
             | Self::PeerNotAllowed
             | Self::UnknownRoute(_)
             | Self::RouteNotEnabled(_)
@@ -418,7 +488,7 @@ impl RequestError {
             | Self::NonFinite { .. }
             | Self::Cancelled
             | Self::DeadlinePassed { .. }
-            | Self::Upstream { .. }
+            | Self::Upstream { expected_pos: None, .. }
             | Self::Envelope(_)
             | Self::CaptureSource
             | Self::CaptureKey
@@ -458,7 +528,7 @@ impl RequestError {
         match error {
             ModelError::Cancelled => Self::Cancelled,
             ModelError::NotHere { part, lo, hi, n_layers } => Self::NotHere { part, lo, hi, n_layers },
-            ModelError::Upstream { status, text } => Self::Upstream { status, text },
+            ModelError::Upstream { status, text, expected_pos } => Self::Upstream { status, text, expected_pos },
             ModelError::UpstreamUnreachable { ref source, .. } => {
                 tracing::warn!(error = %error, cause = %source, "upstream station does not answer");
                 Self::UpstreamUnreachable { retry_after_ms }
@@ -517,7 +587,7 @@ mod tests {
 
     #[test]
     fn a_long_text_is_cut_at_a_character() {
-        let error = RequestError::Upstream { status: Status(418), text: "é".repeat(1000) };
+        let error = RequestError::Upstream { status: Status(418), text: "é".repeat(1000), expected_pos: None };
         let text = vent(&error);
         assert!(text.len() < 400 && text.starts_with(r#"{"status":418"#), "{text}");
     }

@@ -1,10 +1,10 @@
 //! HELLO and HEALTH: what a station is, and how it is.
 
 use aeon_proto::{frame::EncodeError, meta::RequestMeta, payload::FrameWriter};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{Context, Station, error::RequestError, millis};
-use crate::codec::StreamError;
+use crate::{basis::BasisFile, codec::StreamError};
 
 /// The content type of this protocol; version 1 adds a parameter.
 const CONTENT_TYPE: &str = "application/x-aeon-flow";
@@ -48,6 +48,7 @@ impl Station {
             "max_datagram": core.limits.max_datagram_len,
             "max_seq": core.limits.max_positions,
         });
+        let bases = core.bases.current();
         // Where a residual may come in: before the first layer held here, and before the final norm.
         let boundaries = [info.layers.start, info.n_layers];
         let count = if info.has_head() { 2 } else { 1 };
@@ -64,10 +65,11 @@ impl Station {
             .raw("model", &model.to_string())
             .unsigneds("layers", [u64::from(info.layers.start), u64::from(info.layers.end)])
             .unsigneds("boundaries", boundaries.iter().take(count).map(|boundary| u64::from(*boundary)))
-            .strings("accepts", ["f32"])
+            .strings("accepts", ["f32"].into_iter().chain((v1 && !bases.is_empty()).then_some("pcar")))
             .raw("limits", &limits.to_string());
         if v1 {
-            reply.raw("bases", "[]");
+            let bases: Vec<Value> = bases.bases().map(|file| describe(file)).collect();
+            reply.raw("bases", &Value::from(bases).to_string());
         }
         finish(frame)
     }
@@ -121,6 +123,20 @@ impl Station {
             .raw("dropped", &dropped.to_string());
         finish(frame)
     }
+}
+
+/// A basis as clients see it: enough to know whether theirs is the same, and how much of it they can use.
+fn describe(file: &BasisFile) -> Value {
+    let boundaries: Vec<Value> = file
+        .boundaries()
+        .map(|part| json!({ "boundary": part.boundary, "k": part.k, "explained": part.explained(part.k) }))
+        .collect();
+    json!({
+        "basis_fp": format!("0x{:08x}", file.basis_fp()),
+        "blake3": file.blake3().to_hex().as_str(),
+        "methodology": format!("0x{:08x}", file.methodology()),
+        "boundaries": boundaries,
+    })
 }
 
 /// A frame that does not fit the format was too much to ask for.

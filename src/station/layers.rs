@@ -1,4 +1,4 @@
-//! The model routes EMBED, FORWARD, LM_HEAD and RESET: checks first, then the work, inline or on a worker.
+//! The model routes EMBED, FORWARD, LM_HEAD, their `_PCA` forms, and RESET: checks first, then the work, inline or on a worker.
 //!
 //! The order of the checks is part of the protocol: sizes, then what the body is (hash, boundary, configuration), then
 //! `pos`, then finite numbers, then capacity, then the deadline. What depends on the session is checked when its turn has
@@ -11,8 +11,9 @@ use std::{
 };
 
 use aeon_proto::{
-    meta::{BodyKind, Input, Output, RequestMeta, Return},
+    meta::{Input, Output, RequestMeta, Return},
     payload::FrameWriter,
+    pcar::PcarBody,
     residual,
     route::Route,
 };
@@ -22,10 +23,11 @@ use super::{
     duplicates::Key,
     error::RequestError,
     hello::finish,
+    pca::Projection,
     queue::{Done, Place},
 };
 use crate::{
-    model::{CancelToken, Head, HeadOutput, kept::Provenance, session::Refused},
+    model::{Cache, CancelToken, Head, HeadOutput, kept::Provenance, session::Refused, worker::WorkerPool},
     station::request::{Carrier, Outcome, ReplyTo, Request},
 };
 
@@ -47,6 +49,10 @@ enum Operation {
 pub(super) struct Call<'a> {
     operation: Operation,
     body: Cow<'a, [u8]>,
+    /// How the body is lifted, if it holds components.
+    lift: Option<Projection>,
+    /// How the answer is compressed, if the client accepts that.
+    compress: Option<Projection>,
     seq: usize,
     session: Option<Arc<str>>,
     pos: Option<usize>,
@@ -70,11 +76,11 @@ impl Core {
         let head = || self.head(meta);
         let operation = match route {
             Route::EMBED => Operation::Embed,
-            Route::LM_HEAD => Operation::Head(head()?),
+            Route::LM_HEAD | Route::LM_HEAD_PCA => Operation::Head(head()?),
             Route::RESET if session.is_none() => return Err(RequestError::SessionMissing),
             Route::RESET => Operation::Reset,
             _ => Operation::Forward {
-                ids: meta.input == Input::Ids,
+                ids: meta.input == Input::Ids && route == Route::FORWARD,
                 head: if meta.output == Output::Token { Some(head()?) } else { None },
             },
         };
@@ -92,16 +98,26 @@ impl Core {
         if needs_head && !info.has_head() {
             return Err(not_here("head"));
         }
-        let seq = match operation {
-            Operation::Reset => 0,
-            _ => self.check_body(body, needs_embedding)?,
-        };
-        self.check_reply(operation, seq, meta, context)?;
-        if let Some(expected) = meta.fp48 {
-            let got = fp48(body);
-            if got != expected {
-                return Err(RequestError::BodyFingerprint { expected, got });
+        let is_pca = matches!(route, Route::FORWARD_PCA | Route::LM_HEAD_PCA);
+        if is_pca || operation == Operation::Reset {
+            check_fp48(meta, body)?;
+        }
+        let (lift, seq) = match operation {
+            Operation::Reset => (None, 0),
+            _ if is_pca => {
+                let (projection, seq) = self.check_pcar(body, self.boundary_of(operation))?;
+                (Some(projection), seq)
             }
+            _ => (None, self.check_body(body, needs_embedding)?),
+        };
+        let compress = match operation {
+            Operation::Embed => self.choose_kind(meta, None, 0)?,
+            Operation::Forward { head: None, .. } => self.choose_kind(meta, lift.as_ref(), info.layers.end)?,
+            Operation::Forward { head: Some(_), .. } | Operation::Head(_) | Operation::Reset => None,
+        };
+        self.check_reply(operation, seq, compress.as_ref(), context)?;
+        if !is_pca {
+            check_fp48(meta, body)?;
         }
         self.check_model(operation, meta)?;
         let pos = meta.pos.map(|pos| usize::try_from(pos).unwrap_or(usize::MAX));
@@ -109,9 +125,13 @@ impl Core {
             self.check_position(pos, seq, session.as_deref(), context.carrier)?;
         }
         if let Operation::Head(_) = operation {
-            check_finite(body)?;
+            check_finite(body, lift.is_some())?;
         }
         if self.draining.load(Ordering::Relaxed) && operation != Operation::Reset {
+            // Its turn will not come, so what is looked at then is looked at now: a fault of the request comes first.
+            if let Operation::Forward { ids: false, .. } = operation {
+                check_finite(body, lift.is_some())?;
+            }
             return Err(RequestError::Draining { retry_after_ms: self.retry_after_ms() });
         }
         // A deadline that lies past the end of time is none.
@@ -122,6 +142,8 @@ impl Core {
         Ok(Call {
             operation,
             body: Cow::Borrowed(body),
+            lift,
+            compress,
             seq,
             session,
             pos,
@@ -174,17 +196,14 @@ impl Core {
         &self,
         operation: Operation,
         seq: usize,
-        meta: &RequestMeta<'_>,
+        compress: Option<&Projection>,
         context: &Context,
     ) -> Result<(), RequestError> {
         let info = self.model.info();
         let (rows, width) = match operation {
             Operation::Reset => (0, 0),
             Operation::Embed | Operation::Forward { head: None, .. } => {
-                if meta.accept.as_ref().is_some_and(|kinds| !kinds.contains(&BodyKind::F32)) {
-                    return Err(RequestError::NothingAcceptable);
-                }
-                (seq, 4 * info.hidden_dim)
+                (seq, compress.map_or(4 * info.hidden_dim, Projection::width))
             }
             Operation::Forward { head: Some(head), .. } => (1, head_width(head, info.vocab)),
             Operation::Head(head) => (seq, head_width(head, info.vocab)),
@@ -194,12 +213,18 @@ impl Core {
         context.check_amplification(self, body_len)
     }
 
-    fn check_model(&self, operation: Operation, meta: &RequestMeta<'_>) -> Result<(), RequestError> {
+    /// The boundary at which a body of this operation enters.
+    fn boundary_of(&self, operation: Operation) -> u32 {
         let info = self.model.info();
-        let expected = match operation {
+        match operation {
             Operation::Head(_) => info.n_layers,
             Operation::Embed | Operation::Forward { .. } | Operation::Reset => info.layers.start,
-        };
+        }
+    }
+
+    fn check_model(&self, operation: Operation, meta: &RequestMeta<'_>) -> Result<(), RequestError> {
+        let info = self.model.info();
+        let expected = self.boundary_of(operation);
         if let Some(got) = meta.boundary
             && got != expected
         {
@@ -236,6 +261,12 @@ impl Core {
     }
 }
 
+fn check_fp48(meta: &RequestMeta<'_>, body: &[u8]) -> Result<(), RequestError> {
+    let Some(expected) = meta.fp48 else { return Ok(()) };
+    let got = fp48(body);
+    if got == expected { Ok(()) } else { Err(RequestError::BodyFingerprint { expected, got }) }
+}
+
 /// Bytes of one position's answer from the head.
 const fn head_width(head: Head, vocab: usize) -> usize {
     match head {
@@ -267,9 +298,12 @@ impl Station {
         out: &mut Vec<u8>,
         reply_to: impl FnOnce() -> Box<dyn ReplyTo>,
     ) -> Result<Outcome, RequestError> {
-        let unknown = |name: &Arc<str>| !self.core.sessions.contains(name);
-        let at_once = call.operation == Operation::Reset && call.session.as_ref().is_some_and(unknown);
-        if at_once || self.workers.is_none() {
+        let at_once = |workers: &WorkerPool| {
+            // A session that is not there yet may still be on its way through the queue.
+            let unknown = |name: &Arc<str>| !self.core.sessions.contains(name) && !workers.has_work(name);
+            call.operation == Operation::Reset && call.session.as_ref().is_some_and(unknown)
+        };
+        if self.workers.as_ref().is_none_or(at_once) {
             return match self.core.run(&call, &context, &CancelToken::default(), out)? {
                 Done::Replied => Ok(Outcome::Replied),
                 Done::Stale => Ok(Outcome::Silent),
@@ -291,6 +325,11 @@ impl Core {
         out: &mut Vec<u8>,
     ) -> Result<Done, RequestError> {
         let started = Instant::now();
+        let mut lift = Duration::ZERO;
+        // Before anything else: what a cancelled request would have met is not for its sender to hear any more.
+        if cancel.is_cancelled() {
+            return Err(RequestError::Cancelled);
+        }
         let mut pos = call.pos;
         let answer = match call.operation {
             Operation::Reset => {
@@ -308,25 +347,18 @@ impl Core {
             }
             Operation::Head(head) => {
                 call.check_time(cancel)?;
-                Answer::Head(self.apply_head(&floats(&call.body)?, head, cancel)?)
+                Answer::Head(self.apply_head(&call.residuals(&mut lift)?, head, cancel)?)
             }
             Operation::Forward { ids, head } => {
-                let Some((residuals, begin)) = self.forward(call, ids, context, cancel)? else {
+                let Some((answer, begin)) = self.forward(call, (ids, head), context, cancel, &mut lift)? else {
                     self.counters.dropped.stale.add_one();
                     return Ok(Done::Stale);
                 };
                 pos = Some(begin);
-                match head {
-                    None => Answer::Residuals(residuals),
-                    Some(head) => {
-                        let width = self.model.info().hidden_dim;
-                        let last = residuals.len().saturating_sub(width);
-                        Answer::Head(self.apply_head(&residuals[last..], head, cancel)?)
-                    }
-                }
+                answer
             }
         };
-        self.write_reply(call, context, pos, started, &answer, out)?;
+        self.write_reply(call, context, pos, (started, lift), &answer, out)?;
         Ok(Done::Replied)
     }
 
@@ -343,24 +375,34 @@ impl Core {
         RequestError::from_model(error, self.retry_after_ms())
     }
 
-    /// Runs a FORWARD through the layers; returns the residuals and the position of the first, or `None` for a stale copy.
+    /// Runs a FORWARD through the layers, and through the head if a token is wanted; returns the answer and the position of
+    /// the first residual, or `None` for a stale copy. Whatever goes wrong, the session does not keep the new positions.
     fn forward(
         &self,
         call: &Call<'_>,
-        ids: bool,
+        (ids, head): (bool, Option<Head>),
         context: &Context,
         cancel: &CancelToken,
-    ) -> Result<Option<(Vec<f32>, usize)>, RequestError> {
-        let input = || if ids { self.embed(&call.body) } else { Ok(floats(&call.body)?.into_owned()) };
+        lift: &mut Duration,
+    ) -> Result<Option<(Answer, usize)>, RequestError> {
+        let mut input = || if ids { self.embed(&call.body) } else { Ok(call.residuals(lift)?.into_owned()) };
+        let compute = |cache: &mut dyn Cache, input| {
+            let output = self.model.forward(cache, input, cancel).map_err(|error| self.model_error(error))?;
+            let output = self.checked(output)?;
+            let tail = output[output.len().saturating_sub(self.model.info().hidden_dim)..].to_vec();
+            let answer = match head {
+                None => Answer::Residuals(output),
+                Some(head) => Answer::Head(self.apply_head(&tail, head, cancel)?),
+            };
+            Ok((answer, tail))
+        };
         let Some(name) = &call.session else {
             if !ids {
-                check_finite(&call.body)?;
+                check_finite(&call.body, call.lift.is_some())?;
             }
             call.check_time(cancel)?;
-            let mut cache = self.model.new_cache();
-            let output =
-                self.model.forward(cache.as_mut(), input()?, cancel).map_err(|error| self.model_error(error))?;
-            return Ok(Some((self.checked(output)?, 0)));
+            let (answer, _) = compute(self.model.new_cache().as_mut(), input()?)?;
+            return Ok(Some((answer, 0)));
         };
         let refused = |refused, got| self.refused(refused, got);
         let guard = self
@@ -380,27 +422,26 @@ impl Core {
         }
         self.check_context(begin, call.seq)?;
         if !ids {
-            check_finite(&call.body)?;
+            check_finite(&call.body, call.lift.is_some())?;
         }
         let growth = (begin + call.seq).saturating_sub(len).saturating_mul(self.model.cache_bytes_per_position());
         self.sessions.reserve(&guard, growth).map_err(|error| refused(error, begin))?;
         let result = call.check_time(cancel).and_then(|()| {
             let input = input()?;
             state.truncate(begin);
-            let output =
-                self.model.forward(state.cache.as_mut(), input, cancel).map_err(|error| self.model_error(error));
-            output.and_then(|output| self.checked(output)).inspect_err(|_| state.truncate(begin))
+            compute(state.cache.as_mut(), input).inspect_err(|_| state.truncate(begin))
         });
-        if let Ok(output) = &result {
+        if let Ok((_, tail)) = &result {
             let by = context.address.map(|address| (address, context.sequence));
             if let Some((address, sequence)) = by {
                 state.changed_by(address, sequence);
             }
-            let last = output.len().saturating_sub(self.model.info().hidden_dim);
-            state.kept.note(begin, call.seq, &output[last..], Provenance::Raw, by);
+            let provenance = call.lift.as_ref().map_or(Provenance::Raw, |lift| Provenance::Basis(lift.basis_fp()));
+            state.kept.note(begin, call.seq, tail, provenance, by);
         }
         self.sessions.settle(&guard, state.bytes());
-        Ok(Some((result?, begin)))
+        let (answer, _) = result?;
+        Ok(Some((answer, begin)))
     }
 
     /// A result with NaN or infinity is an error here and now, not at the next station.
@@ -428,13 +469,19 @@ impl Core {
         call: &Call<'_>,
         context: &Context,
         pos: Option<usize>,
-        started: Instant,
+        (started, lift): (Instant, Duration),
         answer: &Answer,
         out: &mut Vec<u8>,
     ) -> Result<(), RequestError> {
         let info = self.model.info();
         let mut body = Vec::new();
         let kind = match answer {
+            Answer::Residuals(residuals) if call.compress.is_some() => {
+                if let Some(projection) = &call.compress {
+                    body = projection.compress(residuals)?;
+                }
+                Some("pcar")
+            }
             Answer::Residuals(residuals) => {
                 // The common case goes straight into the frame, below.
                 if call.fp48 {
@@ -462,11 +509,13 @@ impl Core {
         }
         if call.timing {
             let queue = micros(started.saturating_duration_since(context.arrived));
-            let compute = micros(started.elapsed());
-            meta.raw("timing", &format!("{{\"queue_us\":{queue},\"lift_us\":0,\"compute_us\":{compute}}}"));
+            let (lift, compute) = (micros(lift), micros(started.elapsed().saturating_sub(lift)));
+            meta.raw("timing", &format!("{{\"queue_us\":{queue},\"lift_us\":{lift},\"compute_us\":{compute}}}"));
         }
         match answer {
-            Answer::Residuals(residuals) if !call.fp48 => residual::encode_f32s(residuals, frame.body()),
+            Answer::Residuals(residuals) if !call.fp48 && call.compress.is_none() => {
+                residual::encode_f32s(residuals, frame.body())
+            }
             _ => frame.body().extend_from_slice(&body),
         }
         finish(frame)
@@ -474,6 +523,15 @@ impl Core {
 }
 
 impl Call<'_> {
+    /// The residuals of the body; `lift_time` grows by the time that lifting took.
+    fn residuals(&self, lift_time: &mut Duration) -> Result<Cow<'_, [f32]>, RequestError> {
+        let Some(projection) = &self.lift else { return floats(&self.body) };
+        let started = Instant::now();
+        let residuals = projection.lift(&self.body, self.seq)?;
+        *lift_time += started.elapsed();
+        Ok(Cow::Owned(residuals))
+    }
+
     fn check_time(&self, cancel: &CancelToken) -> Result<(), RequestError> {
         if cancel.is_cancelled() {
             return Err(RequestError::Cancelled);
@@ -487,8 +545,9 @@ impl Call<'_> {
     }
 }
 
-fn check_finite(body: &[u8]) -> Result<(), RequestError> {
-    residual::check_finite(body).map_err(|error| RequestError::NonFinite { index: error.index })
+fn check_finite(body: &[u8], is_pcar: bool) -> Result<(), RequestError> {
+    let checked = if is_pcar { PcarBody::decode(body)?.check_finite() } else { residual::check_finite(body) };
+    checked.map_err(|error| RequestError::NonFinite { index: error.index })
 }
 
 fn floats(body: &[u8]) -> Result<Cow<'_, [f32]>, RequestError> {

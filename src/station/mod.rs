@@ -10,6 +10,7 @@ pub mod error;
 mod hello;
 mod layers;
 pub mod limits;
+mod pca;
 mod queue;
 mod replay;
 pub mod request;
@@ -36,6 +37,7 @@ use self::{
     shard::ShardStore,
 };
 use crate::{
+    basis::Registry,
     model::{LayerRange, session::SessionTable, worker::WorkerPool},
     replay::cache::{ReplayCache, Shape},
     telemetry::Counters,
@@ -57,6 +59,7 @@ pub struct Station {
 struct Core {
     name: String,
     model: Arc<dyn LayerRange>,
+    bases: Arc<Registry>,
     sessions: SessionTable,
     limits: Limits,
     counters: Arc<Counters>,
@@ -74,6 +77,20 @@ impl Station {
     /// # Errors
     /// If the system gives no thread.
     pub fn new(name: String, model: Arc<dyn LayerRange>, limits: Limits, workers: usize) -> std::io::Result<Self> {
+        Self::with_bases(name, model, Arc::default(), limits, workers)
+    }
+
+    /// A station that takes and gives PCA components by the bases of a registry.
+    ///
+    /// # Errors
+    /// If the system gives no thread.
+    pub fn with_bases(
+        name: String,
+        model: Arc<dyn LayerRange>,
+        bases: Arc<Registry>,
+        limits: Limits,
+        workers: usize,
+    ) -> std::io::Result<Self> {
         let workers = match model.is_inline() {
             true => None,
             false => Some(WorkerPool::start(workers.max(1), limits.queue)?),
@@ -84,6 +101,7 @@ impl Station {
             shards: ShardStore::new(limits.shards),
             name,
             model,
+            bases,
             sessions: SessionTable::new(limits.sessions),
             limits,
             counters: Arc::default(),
@@ -111,6 +129,12 @@ impl Station {
     #[must_use]
     pub fn model(&self) -> &Arc<dyn LayerRange> {
         &self.core.model
+    }
+
+    /// The bases that it works with.
+    #[must_use]
+    pub fn bases(&self) -> &Arc<Registry> {
+        &self.core.bases
     }
 
     /// From now on new model work is refused with 503.
@@ -177,6 +201,7 @@ impl Station {
         let route = Route(request.frame.stream_id);
         match route {
             Route::HELLO | Route::HEALTH | Route::EMBED | Route::FORWARD | Route::LM_HEAD | Route::RESET => {}
+            Route::FORWARD_PCA | Route::LM_HEAD_PCA => {}
             Route::AMPLITUHEDRON_REPLAY | Route::AMPLITUHEDRON_CAPTURE | Route::SHARD_PUT | Route::SHARD_GET => {}
             _ if route.name().is_some() => return Err(RequestError::RouteNotEnabled(route)),
             _ => return Err(RequestError::UnknownRoute(route)),
@@ -194,10 +219,14 @@ impl Station {
                     (Some(name), _) => Some(Arc::from(&**name)),
                     (None, default) => default.clone(),
                 };
-                // Only what changes a session can do harm when it is done twice.
+                // What changes a session must not be done twice, and what a worker does need not be.
+                let changes = session.is_some()
+                    && matches!(
+                        route,
+                        Route::FORWARD | Route::FORWARD_PCA | Route::RESET | Route::AMPLITUHEDRON_REPLAY
+                    );
                 if let Some(address) = request.peer.address
-                    && session.is_some()
-                    && matches!(route, Route::FORWARD | Route::RESET | Route::AMPLITUHEDRON_REPLAY)
+                    && (changes || self.workers.is_some())
                 {
                     let copy = Key::new(address, &request.frame);
                     match self.core.duplicates.begin(copy) {

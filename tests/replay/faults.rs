@@ -121,7 +121,7 @@ async fn a_hit_that_is_not_whole_is_computed_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_that_ends_under_a_replay_is_an_error_and_no_token() {
+async fn a_connection_that_ends_under_a_replay_means_prefill_on_a_new_one() {
     let model = &models()[0];
     let ids = prompt(model, 25, 12);
     let stations = start(model, &[Tcp], |_, _| ()).await;
@@ -129,7 +129,6 @@ async fn a_connection_that_ends_under_a_replay_is_an_error_and_no_token() {
     let address = relay(station, |_, _| None).await;
     let mut pipeline = Pipeline::connect(&[address], &ClientOptions::default()).await.unwrap();
     pipeline.use_replay();
-    let error = pipeline.extend(&ids, aeon_station::client::Want::Token).await.unwrap_err();
-    assert!(error.is_unreachable(), "{error}");
-    assert_eq!(pipeline.history().len(), 0);
+    assert_eq!(run(&mut pipeline, &ids, 5).await, unsplit(&*model.whole, &ids, 5));
+    assert_eq!(pipeline.replay_stats().skipped, 0);
 }

@@ -252,7 +252,7 @@ impl Kernel {
     fn run_project(self, job: Project<'_>) {
         match self.0 {
             Path::Reference => reference::project(job),
-            Path::Portable => tile::project::<_, 2, 1>(tile::Portable, job),
+            Path::Portable => tile::project::<_, 2, 2, 1>(tile::Portable, job),
             #[cfg(all(feature = "std", target_arch = "x86_64"))]
             Path::Avx2(path) => path.project(job),
             #[cfg(all(feature = "std", target_arch = "x86_64"))]

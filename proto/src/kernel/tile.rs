@@ -13,8 +13,8 @@ use super::{Lift, Project, reference};
 /// Lanes of one vector: the number of partial sums in the definition of the projection.
 pub(super) const LANES: usize = 16;
 
-/// Rows of the basis packed at a time: 16 KiB for tiles of two vectors, which leaves half of a first-level cache free.
-const PACKED_ROWS: usize = 128;
+/// Rows of the basis packed at a time: 8 KiB for tiles of four vectors.
+const PACKED_ROWS: usize = 32;
 
 /// Vectors of `r - mean` that a projection prepares at a time: one page of each row.
 const CHUNK: usize = 64;
@@ -41,6 +41,10 @@ pub(super) trait Lanes: Copy {
     /// [`reference::tree`].
     fn tree(self, vector: Self::Vector) -> f32;
 
+    /// Runs `work` in a function of its own, compiled for these instructions. An inner loop that is inlined many times
+    /// over into one function gets too few registers.
+    fn outline<W: Work<Self>>(self, work: W);
+
     /// Reads up to fifteen values; the other lanes are zero.
     #[inline(always)]
     fn load_head(self, values: &[f32]) -> Self::Vector {
@@ -60,6 +64,12 @@ pub(super) trait Lanes: Copy {
             *value = lane;
         }
     }
+}
+
+/// Something to do with lanes of some kind.
+pub(super) trait Work<L> {
+    /// Does it.
+    fn run(self, lanes: L);
 }
 
 /// Lanes of plain arrays, for the compiler to vectorise.
@@ -83,6 +93,8 @@ impl Lanes for Portable {
     fn mul(self, mut a: Self::Vector, b: Self::Vector) -> Self::Vector { for (a, b) in a.iter_mut().zip(b) { *a *= b; } a }
     #[inline(always)]
     fn tree(self, vector: Self::Vector) -> f32 { reference::tree(vector) }
+    #[inline(never)]
+    fn outline<W: Work<Self>>(self, work: W) { work.run(self); }
 }
 
 /// Lift: `ONE` vectors a tile for one position, `ROWS` positions by `WIDE` vectors for several.
@@ -187,11 +199,10 @@ fn lift_many<L: Lanes, const M: usize, const N: usize>(lanes: L, columns: &mut C
         let mut done = 0_usize;
         let mut rows = columns.basis.get(columns.start..).unwrap_or_default();
         while done < columns.k {
-            let mut count = 0_usize;
-            for slot in &mut packed {
-                let Some(row) = block::<N>(rows, 0).filter(|_| done.saturating_add(count) < columns.k) else { break };
+            let count = share(columns.k.saturating_sub(done), PACKED_ROWS);
+            for slot in packed.iter_mut().take(count) {
+                let Some(row) = block::<N>(rows, 0) else { break };
                 *slot = *row;
-                count = count.saturating_add(1);
                 rows = rows.get(d..).unwrap_or_default();
             }
             let packed = packed.get(..count).unwrap_or_default();
@@ -204,7 +215,7 @@ fn lift_many<L: Lanes, const M: usize, const N: usize>(lanes: L, columns: &mut C
                 lift_group::<L, 1, N>(lanes, columns, packed, done, position);
                 position = position.saturating_add(1);
             }
-            done = done.saturating_add(count.max(1));
+            done = done.saturating_add(count);
         }
         columns.start = columns.start.saturating_add(N.saturating_mul(LANES));
     }
@@ -258,79 +269,83 @@ fn lift_group<L: Lanes, const M: usize, const N: usize>(
     }
 }
 
-/// Projection: at most `ROWS` rows (up to 8) of the basis side by side, and `WIDE` positions where there are so many.
+/// Projection: at most `ONE` rows of the basis (up to 8) side by side for one position, `ROWS` rows by `WIDE` positions
+/// for several.
+///
+/// Panels of rows, in them groups of positions, chunks of columns, groups of rows: a panel stays in the second-level
+/// cache while all positions pass by, a chunk of `r - mean` in the first while the rows of the panel do.
 #[inline(always)]
-pub(super) fn project<L: Lanes, const ROWS: usize, const WIDE: usize>(lanes: L, job: Project<'_>) {
+pub(super) fn project<L: Lanes, const ONE: usize, const ROWS: usize, const WIDE: usize>(lanes: L, job: Project<'_>) {
     let Project { mean, basis, residuals, out, k, n } = job;
     let d = mean.len();
-    let (mut residuals, mut out) = (residuals, out);
-    let mut left = n;
-    while left > 0 {
-        let take = if left >= WIDE { WIDE } else { 1 };
-        let (Some((r, later)), Some((c, later_out))) =
-            (residuals.split_at_checked(take.saturating_mul(d)), out.split_at_mut_checked(take.saturating_mul(k)))
-        else {
-            return;
-        };
-        if take == WIDE {
-            project_positions::<L, ROWS, WIDE>(lanes, mean, basis, r, c, k);
-        } else {
-            project_positions::<L, ROWS, 1>(lanes, mean, basis, r, c, k);
+    let mut panel = Panel { mean, basis, residuals: &[], out, k, first: 0, rows: 0 };
+    while panel.first < k {
+        panel.rows = share(k.saturating_sub(panel.first), PANEL_ROWS);
+        let mut position = 0_usize;
+        while position < n {
+            panel.residuals = residuals.get(position.saturating_mul(d)..).unwrap_or_default();
+            position = position.saturating_add(if n.saturating_sub(position) >= WIDE {
+                project_panel::<L, ROWS, WIDE>(lanes, &mut panel, position);
+                WIDE
+            } else {
+                project_panel::<L, ONE, 1>(lanes, &mut panel, position);
+                1
+            });
         }
-        (residuals, out) = (later, later_out);
-        left = left.saturating_sub(take);
+        panel.first = panel.first.saturating_add(panel.rows);
+        panel.basis = panel.basis.get(panel.rows.saturating_mul(d)..).unwrap_or_default();
     }
 }
 
-/// Projects `M` positions: panels of rows, in them chunks of columns, in them groups of rows side by side.
-///
-/// A chunk of `r - mean` stays in the first-level cache while all rows of the panel pass by, and the basis is read once,
-/// one page of a row at a time. Between two chunks the sums rest in `sums`.
+/// How many of `left` to take so that parts of at most `most` come out nearly equal: what is left over alone would take
+/// as long as a full part.
 #[inline(always)]
-fn project_positions<L: Lanes, const ROWS: usize, const M: usize>(
-    lanes: L,
-    mean: &[f32],
-    basis: &[f32],
-    residuals: &[f32],
-    out: &mut [f32],
+fn share(left: usize, most: usize) -> usize {
+    if left <= most { left } else { left.div_ceil(left.div_ceil(most).max(1)) }
+}
+
+/// Rows `first` to `first + rows` of the basis, which starts at the first of them, and residuals from one position on.
+struct Panel<'a> {
+    mean: &'a [f32],
+    basis: &'a [f32],
+    residuals: &'a [f32],
+    out: &'a mut [f32],
     k: usize,
-) {
-    let d = mean.len();
+    first: usize,
+    rows: usize,
+}
+
+/// Projects `M` positions, the first of which is number `position`, onto the rows of the panel.
+#[inline(always)]
+fn project_panel<L: Lanes, const R: usize, const M: usize>(lanes: L, panel: &mut Panel<'_>, position: usize) {
+    let d = panel.mean.len();
     let zero = lanes.splat(0.0);
     let mut x = [[zero; M]; CHUNK];
-    let mut first = 0_usize;
-    while first < k {
-        let rows = k.saturating_sub(first).min(PANEL_ROWS);
-        let mut sums = [[zero; M]; PANEL_ROWS];
-        let mut start = 0_usize;
-        while start < d {
-            let columns = d.saturating_sub(start).min(CHUNK.saturating_mul(LANES));
-            let vectors = center::<L, M>(lanes, mean, residuals, start, columns, &mut x);
-            let x = x.get(..vectors).unwrap_or_default();
-            let mut row = 0_usize;
-            while row < rows {
-                // Groups of equal size: a row left over alone would take as long as four side by side.
-                let left = rows.saturating_sub(row);
-                let take = left.div_ceil(left.div_ceil(ROWS).max(1));
-                let at = first.saturating_add(row).saturating_mul(d).saturating_add(start);
-                let basis = basis.get(at..).unwrap_or_default();
-                if let Some(sums) = sums.get_mut(row..) {
-                    accumulate_rows(lanes, basis, d, columns, x, sums, take);
-                }
-                row = row.saturating_add(take);
+    let mut sums = [[zero; M]; PANEL_ROWS];
+    let mut start = 0_usize;
+    while start < d {
+        let columns = d.saturating_sub(start).min(CHUNK.saturating_mul(LANES));
+        let vectors = center::<L, M>(lanes, panel.mean, panel.residuals, start, columns, &mut x);
+        let x = x.get(..vectors).unwrap_or_default();
+        let mut row = 0_usize;
+        while row < panel.rows {
+            let take = share(panel.rows.saturating_sub(row), R);
+            let basis = panel.basis.get(row.saturating_mul(d).saturating_add(start)..).unwrap_or_default();
+            if let Some(sums) = sums.get_mut(row..) {
+                accumulate_rows(lanes, take, Accumulate { basis, d, columns, x, sums });
             }
-            start = start.saturating_add(columns);
+            row = row.saturating_add(take);
         }
-        for (row, sums) in sums.iter().take(rows).enumerate() {
-            let mut at = first.saturating_add(row);
-            for sum in sums {
-                if let Some(out) = out.get_mut(at) {
-                    *out = lanes.tree(*sum);
-                }
-                at = at.saturating_add(k);
+        start = start.saturating_add(columns);
+    }
+    for (row, sums) in sums.iter().take(panel.rows).enumerate() {
+        let mut at = position.saturating_mul(panel.k).saturating_add(panel.first).saturating_add(row);
+        for sum in sums {
+            if let Some(out) = panel.out.get_mut(at) {
+                *out = lanes.tree(*sum);
             }
+            at = at.saturating_add(panel.k);
         }
-        first = first.saturating_add(rows);
     }
 }
 
@@ -369,71 +384,70 @@ fn center<L: Lanes, const M: usize>(
 }
 
 #[inline(always)]
-fn accumulate_rows<L: Lanes, const M: usize>(
-    lanes: L,
-    basis: &[f32],
-    d: usize,
-    columns: usize,
-    x: &[[L::Vector; M]],
-    sums: &mut [[L::Vector; M]],
-    rows: usize,
-) {
+fn accumulate_rows<L: Lanes, const M: usize>(lanes: L, rows: usize, job: Accumulate<'_, L, M>) {
     match rows {
-        1 => accumulate::<L, 1, M>(lanes, basis, d, columns, x, sums),
-        2 => accumulate::<L, 2, M>(lanes, basis, d, columns, x, sums),
-        3 => accumulate::<L, 3, M>(lanes, basis, d, columns, x, sums),
-        4 => accumulate::<L, 4, M>(lanes, basis, d, columns, x, sums),
-        5 => accumulate::<L, 5, M>(lanes, basis, d, columns, x, sums),
-        6 => accumulate::<L, 6, M>(lanes, basis, d, columns, x, sums),
-        7 => accumulate::<L, 7, M>(lanes, basis, d, columns, x, sums),
-        _ => accumulate::<L, 8, M>(lanes, basis, d, columns, x, sums),
+        1 => lanes.outline(Rows::<_, 1, M>(job)),
+        2 => lanes.outline(Rows::<_, 2, M>(job)),
+        3 => lanes.outline(Rows::<_, 3, M>(job)),
+        4 => lanes.outline(Rows::<_, 4, M>(job)),
+        5 => lanes.outline(Rows::<_, 5, M>(job)),
+        6 => lanes.outline(Rows::<_, 6, M>(job)),
+        7 => lanes.outline(Rows::<_, 7, M>(job)),
+        _ => lanes.outline(Rows::<_, 8, M>(job)),
     }
 }
 
-/// Adds the products of one chunk of `R` rows, the first of which starts `basis`, to their sums.
-#[inline(always)]
-fn accumulate<L: Lanes, const R: usize, const M: usize>(
-    lanes: L,
-    basis: &[f32],
+/// The products of one chunk of some rows, to be added to the sums of these rows.
+struct Accumulate<'a, L: Lanes, const M: usize> {
+    /// Starts with the chunk of the first row.
+    basis: &'a [f32],
     d: usize,
     columns: usize,
-    x: &[[L::Vector; M]],
-    sums: &mut [[L::Vector; M]],
-) {
-    let Some(sums) = sums.first_chunk_mut::<R>() else { return };
-    let (mut rows, mut rests) = ([&[][..]; R], [&[][..]; R]);
-    let mut at = 0_usize;
-    let whole = columns / LANES;
-    for (row, rest) in rows.iter_mut().zip(&mut rests) {
-        let values = basis.get(at..).and_then(|row| row.get(..columns)).unwrap_or_default();
-        (*row, *rest) = values.as_chunks::<LANES>();
-        at = at.saturating_add(d);
-    }
-    for row in &mut rows {
-        let Some(all) = row.get(..whole) else { return };
-        *row = all;
-    }
-    let Some((x, x_rest)) = x.split_at_checked(whole) else { return };
-    let mut own = *sums;
-    for (j, x) in x.iter().enumerate() {
-        for (sums, row) in own.iter_mut().zip(&rows) {
-            let Some(b) = row.get(j) else { return };
-            let b = lanes.load(b);
-            for (sum, x) in sums.iter_mut().zip(x) {
-                *sum = lanes.add(*sum, lanes.mul(b, *x));
+    x: &'a [[L::Vector; M]],
+    sums: &'a mut [[L::Vector; M]],
+}
+
+/// [`Accumulate`] for `R` rows.
+struct Rows<'a, L: Lanes, const R: usize, const M: usize>(Accumulate<'a, L, M>);
+
+impl<L: Lanes, const R: usize, const M: usize> Work<L> for Rows<'_, L, R, M> {
+    #[inline(always)]
+    fn run(self, lanes: L) {
+        let Accumulate { basis, d, columns, x, sums } = self.0;
+        let Some(sums) = sums.first_chunk_mut::<R>() else { return };
+        let whole = columns / LANES;
+        let Some((x, x_rest)) = x.split_at_checked(whole) else { return };
+        let (mut rows, mut rests) = ([&[][..]; R], [&[][..]; R]);
+        let mut at = 0_usize;
+        for (row, rest) in rows.iter_mut().zip(&mut rests) {
+            let values = basis.get(at..).and_then(|row| row.get(..columns)).unwrap_or_default();
+            let (vectors, values) = values.as_chunks::<LANES>();
+            let Some(vectors) = vectors.get(..whole) else { return };
+            (*row, *rest) = (vectors, values);
+            at = at.saturating_add(d);
+        }
+        let mut own = *sums;
+        for (j, x) in x.iter().enumerate() {
+            for (sums, row) in own.iter_mut().zip(&rows) {
+                let Some(b) = row.get(j) else { return };
+                let b = lanes.load(b);
+                for (sum, x) in sums.iter_mut().zip(x) {
+                    *sum = lanes.add(*sum, lanes.mul(b, *x));
+                }
             }
         }
-    }
-    // The empty lanes of the last vector add +0 to sums that are never -0, since they started at +0: their bits stay.
-    if let Some(x) = x_rest.first() {
-        for (sums, row) in own.iter_mut().zip(&rests) {
-            let b = lanes.load_head(row);
-            for (sum, x) in sums.iter_mut().zip(x) {
-                *sum = lanes.add(*sum, lanes.mul(b, *x));
+        // The empty lanes of the last vector add +0 to sums that are never -0, since they started at +0: their bits
+        // stay.
+        if let Some(x) = x_rest.first() {
+            for (sums, row) in own.iter_mut().zip(&rests) {
+                let b = lanes.load_head(row);
+                for (sum, x) in sums.iter_mut().zip(x) {
+                    *sum = lanes.add(*sum, lanes.mul(b, *x));
+                }
             }
         }
+        *sums = own;
     }
-    *sums = own;
 }
 
 /// Adds up all values in an order of its own, as fast as they can be read: the yardstick of the benchmark.

@@ -14,7 +14,7 @@ use core::arch::x86_64::{
 
 use super::{
     Lift, Project,
-    tile::{self, LANES, Lanes},
+    tile::{self, LANES, Lanes, Work},
 };
 
 /// Proof that the processor and the operating system support AVX-512F.
@@ -34,7 +34,7 @@ impl Avx512 {
     pub(super) fn lift(self, job: Lift<'_>) {
         #[target_feature(enable = "avx512f,avx2")]
         fn run(lanes: Avx512, job: Lift<'_>) {
-            tile::lift::<_, 16, 8, 2>(lanes, job);
+            tile::lift::<_, 16, 4, 4>(lanes, job);
         }
         // SAFETY: `self` exists, so the features are there.
         unsafe { run(self, job) }
@@ -43,7 +43,7 @@ impl Avx512 {
     pub(super) fn project(self, job: Project<'_>) {
         #[target_feature(enable = "avx512f,avx2")]
         fn run(lanes: Avx512, job: Project<'_>) {
-            tile::project::<_, 8, 2>(lanes, job);
+            tile::project::<_, 8, 4, 4>(lanes, job);
         }
         // SAFETY: `self` exists, so the features are there.
         unsafe { run(self, job) }
@@ -99,6 +99,17 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    fn outline<W: Work<Self>>(self, work: W) {
+        #[inline(never)]
+        #[target_feature(enable = "avx512f,avx2")]
+        fn run<W: Work<Avx512>>(lanes: Avx512, work: W) {
+            work.run(lanes);
+        }
+        // SAFETY: `self` exists, so the features are there.
+        unsafe { run(self, work) }
+    }
+
+    #[inline(always)]
     fn tree(self, vector: __m512) -> f32 {
         // SAFETY: `self` exists, so AVX-512F and AVX2 are there.
         unsafe {
@@ -125,7 +136,7 @@ impl Avx2 {
     pub(super) fn project(self, job: Project<'_>) {
         #[target_feature(enable = "avx2")]
         fn run(lanes: Avx2, job: Project<'_>) {
-            tile::project::<_, 4, 1>(lanes, job);
+            tile::project::<_, 4, 4, 1>(lanes, job);
         }
         // SAFETY: `self` exists, so the feature is there.
         unsafe { run(self, job) }
@@ -184,6 +195,17 @@ impl Lanes for Avx2 {
     fn mul(self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
         // SAFETY: `self` exists, so AVX2 is there.
         unsafe { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn outline<W: Work<Self>>(self, work: W) {
+        #[inline(never)]
+        #[target_feature(enable = "avx2")]
+        fn run<W: Work<Avx2>>(lanes: Avx2, work: W) {
+            work.run(lanes);
+        }
+        // SAFETY: `self` exists, so the feature is there.
+        unsafe { run(self, work) }
     }
 
     #[inline(always)]
