@@ -3,11 +3,12 @@
 use std::{
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
 use aeon_station::{
     client::{
-        Pipeline, StationAddress,
+        Pipeline, StationAddress, Want,
         generate::{GenerateOptions, generate},
         sampler::{Sampler, Sampling},
     },
@@ -18,6 +19,7 @@ use aeon_station::{
 };
 use anyhow::Context as _;
 use clap::Args;
+use serde_json::{Value, json};
 
 use crate::{Context, report};
 
@@ -42,16 +44,16 @@ pub(crate) struct Demo {
 const TOP_K: u32 = 64;
 
 /// A folder that only this user can enter, removed at the end.
-struct PrivateFolder(PathBuf);
+pub(crate) struct PrivateFolder(PathBuf);
 
 impl PrivateFolder {
-    fn new() -> std::io::Result<Self> {
+    pub(crate) fn new() -> std::io::Result<Self> {
         let path = std::env::temp_dir().join(format!("aeon-demo-{:016x}", rand::random::<u64>()));
         std::fs::DirBuilder::new().mode(0o700).create(&path)?;
         Ok(Self(path))
     }
 
-    fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.0
     }
 }
@@ -98,21 +100,80 @@ impl Demo {
         let unsplit = unsplit(&whole, &ids, &options)?;
         let same = unsplit == generated.tokens;
         let hops = report::hops(&pipeline);
+        let replay = Replayed::measure(&stations, context, &[&ids[..], &generated.tokens].concat()).await?;
         let mut value = report::json(&generated, ids.len(), &hops, &text);
         value["identical_to_unsplit_run"] = same.into();
+        value["replay"] = replay.json();
         if context.json {
             println!("{value}");
         } else {
             println!("{}{text}\n", self.prompt);
             print!("{}", report::text(&generated, ids.len(), &hops));
             println!("tokens identical to an unsplit run: {}", if same { "yes" } else { "NO" });
+            print!("{}", replay.text());
         }
         pipeline.reset().await?;
         drop(pipeline);
         first.stop().await;
         second.stop().await;
         anyhow::ensure!(same, "the mesh gave other tokens than the model in one piece");
+        anyhow::ensure!(replay.is_same, "the mesh gave another token after a replay than after a prefill");
         Ok(())
+    }
+}
+
+/// The time to the first token of one prompt, twice: by prefill, and by replay on both stations.
+struct Replayed {
+    prompt_len: usize,
+    first: Duration,
+    again: Duration,
+    skipped: bool,
+    is_same: bool,
+}
+
+impl Replayed {
+    /// Tokens of the prompt.
+    const LEN: usize = 200;
+
+    async fn measure(stations: &[StationAddress], context: &Context, text: &[u32]) -> anyhow::Result<Self> {
+        let prompt: Vec<u32> = text.iter().copied().cycle().take(Self::LEN).collect();
+        let mut times = [Duration::ZERO; 2];
+        let mut tokens = Vec::new();
+        let mut skipped = false;
+        for time in &mut times {
+            let mut pipeline = Pipeline::connect(stations, &context.options).await?;
+            pipeline.use_replay();
+            let started = Instant::now();
+            let next = pipeline.extend(&prompt, Want::Token).await?;
+            *time = started.elapsed();
+            tokens.push(next.ids);
+            skipped = pipeline.replay_stats().skipped > 0;
+            pipeline.captured().await;
+            pipeline.reset().await?;
+        }
+        let is_same = tokens.windows(2).all(|pair| pair[0] == pair[1]);
+        Ok(Self { prompt_len: prompt.len(), first: times[0], again: times[1], skipped, is_same })
+    }
+
+    fn text(&self) -> String {
+        format!(
+            "\ntime to first token of a prompt of {} tokens:\n  first time {:>8.2} ms (prefill, then captured by both stations)\n  again      {:>8.2} ms ({}, {} token)\n",
+            self.prompt_len,
+            self.first.as_secs_f64() * 1000.0,
+            self.again.as_secs_f64() * 1000.0,
+            if self.skipped { "replayed by both stations, no prefill" } else { "NOT replayed" },
+            if self.is_same { "the same" } else { "ANOTHER" },
+        )
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "prompt_tokens": self.prompt_len,
+            "first_ms": self.first.as_secs_f64() * 1000.0,
+            "again_ms": self.again.as_secs_f64() * 1000.0,
+            "replayed": self.skipped,
+            "same_token": self.is_same,
+        })
     }
 }
 

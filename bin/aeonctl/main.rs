@@ -2,6 +2,7 @@
 
 mod basis;
 mod capture;
+mod bench;
 #[path = "../common/mod.rs"]
 mod common;
 mod demo;
@@ -10,6 +11,7 @@ mod generate;
 mod methodology;
 mod plot;
 mod query;
+mod replay;
 mod report;
 
 use std::{path::PathBuf, process::ExitCode};
@@ -59,6 +61,12 @@ enum Command {
     /// Add to, list and show a folder of methodologies
     #[command(subcommand)]
     Methodology(methodology::MethodologyCommand),
+    /// Measure and judge what this program is made of
+    Bench(bench::Bench),
+    /// Ask the prefix replay caches of stations for a prefix
+    Replay(replay::Replay),
+    /// Fill the prefix replay caches of stations, from a session or a BWAH file
+    Capture(replay::Capture),
     /// Print the completions of this program for a shell
     Completions {
         /// bash, elvish, fish, powershell or zsh
@@ -154,6 +162,9 @@ fn run(command: Command, context: &Context) -> anyhow::Result<()> {
             Command::Generate(generate) => generate.run(context).await,
             Command::Demo(demo) => demo.run(context).await,
             Command::CaptureResiduals(capture) => capture.run(context).await,
+            Command::Bench(bench) => bench.run(context).await,
+            Command::Replay(replay) => replay.run(context).await,
+            Command::Capture(capture) => capture.run(context).await,
             // Handled before there is a runtime.
             Command::Completions { .. } | Command::Man { .. } | Command::Basis(_) | Command::Methodology(_) => Ok(()),
         }

@@ -8,7 +8,7 @@ use aeon_proto::{
     payload::Payload,
 };
 use axum::{
-    body::{Body, Bytes},
+    body::{Body, BodyDataStream},
     http::{HeaderValue, Request, StatusCode, header},
     response::Response,
 };
@@ -124,34 +124,38 @@ pub(super) fn vent(error: &RequestError) -> Response {
 pub(super) async fn read_body(request: Request<Body>, max: usize, timeout: Duration) -> Result<Vec<u8>, Refusal> {
     let announced =
         request.headers().get(header::CONTENT_LENGTH).and_then(|len| len.to_str().ok()?.parse::<u64>().ok());
-    let waits = request.headers().contains_key(header::EXPECT);
+    let asks_first = request.headers().contains_key(header::EXPECT);
     let mut chunks = request.into_body().into_data_stream();
-    let too_large = announced.is_some_and(|len| len > max as u64);
-    // A client that asks before it sends has sent nothing yet.
-    if too_large && waits {
-        return Err(Refusal::TooLarge { max });
+    let read = match announced.is_some_and(|len| len > max as u64) {
+        true => Err(Refusal::TooLarge { max }),
+        false => collect(&mut chunks, max, timeout).await,
+    };
+    // A client that asks before it sends has sent nothing yet. Any other goes on sending, and would not see an answer on
+    // a connection that is closed under it.
+    if let Err(Refusal::TooLarge { .. }) = read
+        && !asks_first
+    {
+        let rest = async { while let Some(Ok(_)) = chunks.next().await {} };
+        let _ = tokio::time::timeout(LINGER, rest).await;
     }
+    read
+}
+
+async fn collect(chunks: &mut BodyDataStream, max: usize, timeout: Duration) -> Result<Vec<u8>, Refusal> {
     let started = Instant::now();
     let mut body: Vec<u8> = Vec::new();
-    while !too_large {
+    loop {
         let mib = u32::try_from(body.len() >> 20).unwrap_or(u32::MAX).saturating_add(1);
         let deadline = started + timeout.saturating_mul(mib);
-        let chunk: Bytes = match tokio::time::timeout_at(deadline.into(), chunks.next()).await {
+        match tokio::time::timeout_at(deadline.into(), chunks.next()).await {
             Ok(None) => return Ok(body),
-            Ok(Some(Ok(chunk))) => chunk,
+            Ok(Some(Ok(chunk))) if chunk.len() > max - body.len() => return Err(Refusal::TooLarge { max }),
+            Ok(Some(Ok(chunk))) => body.extend_from_slice(&chunk),
             Ok(Some(Err(error))) => {
                 tracing::debug!(%error, "HTTP body broke off");
                 return Err(Refusal::Broken { got: body.len() });
             }
             Err(_) => return Err(Refusal::TooSlow { got: body.len(), waited: started.elapsed() }),
-        };
-        if chunk.len() > max - body.len() {
-            break;
         }
-        body.extend_from_slice(&chunk);
     }
-    drop(body);
-    let rest = async { while let Some(Ok(_)) = chunks.next().await {} };
-    let _ = tokio::time::timeout(LINGER, rest).await;
-    Err(Refusal::TooLarge { max })
 }

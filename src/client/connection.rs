@@ -94,6 +94,15 @@ impl Reply {
         }
     }
 
+    /// A truth value of the meta.
+    #[must_use]
+    pub fn boolean(&self, key: &str) -> Option<bool> {
+        match Object::parse(&self.meta).ok()?.get(key)? {
+            Value::Bool(value) => Some(*value),
+            _ => None,
+        }
+    }
+
     /// A string of the meta.
     #[must_use]
     pub fn string(&self, key: &str) -> Option<String> {

@@ -9,6 +9,7 @@ pub mod hello;
 mod pass;
 pub mod pipeline;
 pub mod policy;
+pub mod replay;
 pub mod sampler;
 
 pub use address::StationAddress;

@@ -104,6 +104,17 @@ impl Pipeline {
         }
     }
 
+    /// What residuals pass through on the link behind station `index` if they lose anything there.
+    pub(super) fn loss_behind(&self, index: usize) -> Option<String> {
+        let (basis_fp, k) = match (self.link_behind(index), &self.wire) {
+            (Link::Remote { basis_fp, k }, _) => (basis_fp, k),
+            (Link::Local, Wire::Pcar(wire)) => (wire.local.as_ref()?.basis_fp(), wire.k),
+            (Link::Local, Wire::Exact) | (Link::Raw, _) => return None,
+        };
+        let k = k.map(|k| format!(" {k}")).unwrap_or_default();
+        Some(format!("pcar 0x{basis_fp:08x}{k}"))
+    }
+
     /// How the link from station `index` to the next one is spoken.
     fn link_behind(&self, index: usize) -> Link {
         let Wire::Pcar(wire) = &self.wire else { return Link::Raw };
@@ -233,7 +244,7 @@ pub(super) fn check_reply(
     Ok(())
 }
 
-fn read_next(stage: &Stage, reply: &Reply, want: Want) -> Result<Next, ClientError> {
+pub(super) fn read_next(stage: &Stage, reply: &Reply, want: Want) -> Result<Next, ClientError> {
     let bad = |problem: String| stage.client.bad_reply(Route::FORWARD, problem);
     let words = residual::decode_u32s(&reply.body).map_err(|error| bad(error.to_string()))?;
     let vocab = stage.hello.model.vocab;

@@ -16,6 +16,7 @@ use super::{
     connection::{Client, ClientOptions, Reply},
     error::ClientError,
     hello::Hello,
+    replay::Replaying,
 };
 use crate::{basis::BasisFile, model::session::random_name};
 
@@ -156,6 +157,7 @@ pub struct Pipeline {
     pub(super) wire: Wire,
     pub(super) session: String,
     pub(super) history: Vec<u32>,
+    pub(super) replay: Replaying,
 }
 
 impl Pipeline {
@@ -171,7 +173,14 @@ impl Pipeline {
             stages.push(Stage { client, raw_since: None, hello, traffic: HopTraffic::default() });
         }
         check_mesh(&stages)?;
-        Ok(Self { stages, options: options.clone(), wire: Wire::Exact, session: random_name(), history: Vec::new() })
+        Ok(Self {
+            stages,
+            options: options.clone(),
+            wire: Wire::Exact,
+            session: random_name(),
+            history: Vec::new(),
+            replay: Replaying::default(),
+        })
     }
 
     /// Sets in what form residuals travel from now on.
@@ -210,6 +219,12 @@ impl Pipeline {
         &self.history
     }
 
+    /// The session's name on the stations.
+    #[must_use]
+    pub fn session(&self) -> &str {
+        &self.session
+    }
+
     /// Puts `ids` behind the session's tokens and returns what comes next.
     ///
     /// # Errors
@@ -220,7 +235,13 @@ impl Pipeline {
         }
         let start = self.history.len();
         self.history.extend_from_slice(ids);
-        let result = self.run(start, want).await;
+        if self.replay.is_about(start) {
+            self.end_captures().await;
+        }
+        let result = match start == 0 && self.replay.is_enabled() {
+            true => self.begin(want).await,
+            false => self.run(start, want).await,
+        };
         if result.is_err() {
             self.history.truncate(start);
         }
@@ -254,7 +275,7 @@ impl Pipeline {
         Ok(())
     }
 
-    async fn run(&mut self, start: usize, want: Want) -> Result<Next, ClientError> {
+    pub(super) async fn run(&mut self, start: usize, want: Want) -> Result<Next, ClientError> {
         let mut pos = start;
         let mut recoveries = 0;
         let chunk = self.chunk_len(want);

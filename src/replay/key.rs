@@ -86,12 +86,13 @@ pub struct Conditions {
     pub basis_fp: Option<u32>,
 }
 
-/// One value for the weights of all stations of a mesh, in order. A station's entry depends on the stations before it: if
-/// one of those is started with other weights, entries made with the old ones must not be found.
+/// One value for all that a prefix passes through in a mesh: the `layers_fp` of each station, in order, and behind that of a
+/// station how its answer travels, if not raw. A station's entry depends on all of it: if an earlier station is started
+/// with other weights, or a link loses something, entries made otherwise must not be found.
 #[must_use]
-pub fn mesh_fp<'a>(layers_fps: impl IntoIterator<Item = &'a str>) -> Digest {
-    let text: Vec<&str> = layers_fps.into_iter().collect();
-    Digest::of(text.join("\n").as_bytes())
+pub fn mesh_fp<'a>(passed: impl IntoIterator<Item = &'a str>) -> Digest {
+    let lines: Vec<&str> = passed.into_iter().collect();
+    Digest::of(lines.join("\n").as_bytes())
 }
 
 fn field<T>(key: &'static str, expected: &'static str) -> Result<T, MetaError> {

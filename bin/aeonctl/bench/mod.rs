@@ -1,0 +1,28 @@
+//! `aeonctl bench`: measurements that need no set-up.
+
+mod wire;
+
+use clap::{Args, Subcommand};
+
+use crate::Context;
+
+/// Options of `aeonctl bench`.
+#[derive(Debug, Args)]
+pub(crate) struct Bench {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Check the replay wire against its predictions P1 to P5 and their falsifiers F1 to F5
+    Wire(wire::Wire),
+}
+
+impl Bench {
+    pub(crate) async fn run(self, context: &Context) -> anyhow::Result<()> {
+        match self.what {
+            What::Wire(wire) => wire.run(context).await,
+        }
+    }
+}
