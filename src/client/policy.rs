@@ -202,7 +202,7 @@ mod tests {
     fn basis() -> BasisFile {
         let (mean, rows) = ([1.0; 4], [1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0]);
         let mut writer = PcabWriter::new(4, 7);
-        writer.entry(2, &mean, &rows, &[2.0, 1.0, 4.0]);
+        writer.entry(2, &mean, &rows, &[2.0, 1.0, 4.0]).unwrap();
         BasisFile::from_bytes(Path::new("test.pcab"), &writer.finish("{}").unwrap()).unwrap()
     }
 
