@@ -21,7 +21,7 @@ use aeon_proto::{
 
 use super::{Context, Core, Station, duplicates::Key, error::RequestError, hello::finish, pca::Projection};
 use crate::{
-    model::{CancelToken, Head, HeadOutput, session::Refused},
+    model::{Cache, CancelToken, Head, HeadOutput, session::Refused},
     station::request::{Carrier, Outcome, ReplyTo, Request},
 };
 
@@ -282,6 +282,8 @@ enum Done {
 /// What a reply's body holds.
 enum Answer {
     Residuals(Vec<f32>),
+    /// Residuals as a PCAR body.
+    Components(Vec<u8>),
     Head(HeadOutput),
     Nothing,
 }
@@ -373,26 +375,20 @@ impl Core {
             }
             Operation::Embed => {
                 call.check_time(cancel)?;
-                Answer::Residuals(self.embed(&call.body)?)
+                call.answer(self.embed(&call.body)?)?
             }
             Operation::Head(head) => {
+                let residuals = call.residuals(&mut lift)?;
                 call.check_time(cancel)?;
-                Answer::Head(self.apply_head(&call.residuals(&mut lift)?, head, cancel)?)
+                Answer::Head(self.apply_head(&residuals, head, cancel)?)
             }
-            Operation::Forward { ids, head } => {
-                let Some((residuals, begin)) = self.forward(call, ids, context, cancel, &mut lift)? else {
+            Operation::Forward { .. } => {
+                let Some((answer, begin)) = self.forward(call, context, cancel, &mut lift)? else {
                     self.counters.dropped.stale.add_one();
                     return Ok(Done::Stale);
                 };
                 pos = Some(begin);
-                match head {
-                    None => Answer::Residuals(residuals),
-                    Some(head) => {
-                        let width = self.model.info().hidden_dim;
-                        let last = residuals.len().saturating_sub(width);
-                        Answer::Head(self.apply_head(&residuals[last..], head, cancel)?)
-                    }
-                }
+                answer
             }
         };
         self.write_reply(call, context, pos, (started, lift), &answer, out)?;
@@ -412,25 +408,20 @@ impl Core {
         RequestError::from_model(error, self.retry_after_ms())
     }
 
-    /// Runs a FORWARD through the layers; returns the residuals and the position of the first, or `None` for a stale copy.
+    /// Runs a FORWARD through the layers; returns the answer and the position of the first, or `None` for a stale copy.
+    /// A session holds the new positions only if there is an answer, so that a failed request can be repeated.
     fn forward(
         &self,
         call: &Call<'_>,
-        ids: bool,
         context: &Context,
         cancel: &CancelToken,
         lift: &mut Duration,
-    ) -> Result<Option<(Vec<f32>, usize)>, RequestError> {
-        let mut input = || if ids { self.embed(&call.body) } else { Ok(call.residuals(lift)?.into_owned()) };
+    ) -> Result<Option<(Answer, usize)>, RequestError> {
         let Some(name) = &call.session else {
-            if !ids {
-                check_finite(&call.body, call.lift.is_some())?;
-            }
+            let lifted = call.finite_residuals(lift)?;
             call.check_time(cancel)?;
             let mut cache = self.model.new_cache();
-            let output =
-                self.model.forward(cache.as_mut(), input()?, cancel).map_err(|error| self.model_error(error))?;
-            return Ok(Some((self.checked(output)?, 0)));
+            return Ok(Some((self.compute(call, lifted, cache.as_mut(), cancel)?, 0)));
         };
         let refused = |refused, got| self.refused(refused, got);
         let guard = self
@@ -449,23 +440,35 @@ impl Core {
             return Err(RequestError::Position { expected: len, got: begin });
         }
         self.check_context(begin, call.seq)?;
-        if !ids {
-            check_finite(&call.body, call.lift.is_some())?;
-        }
+        let lifted = call.finite_residuals(lift)?;
         let growth = (begin + call.seq).saturating_sub(len).saturating_mul(self.model.cache_bytes_per_position());
         self.sessions.reserve(&guard, growth).map_err(|error| refused(error, begin))?;
         let result = call.check_time(cancel).and_then(|()| {
-            let input = input()?;
             state.cache.truncate(begin);
-            let output =
-                self.model.forward(state.cache.as_mut(), input, cancel).map_err(|error| self.model_error(error));
-            output.and_then(|output| self.checked(output)).inspect_err(|_| state.cache.truncate(begin))
+            let answer = self.compute(call, lifted, state.cache.as_mut(), cancel);
+            answer.inspect_err(|_| state.cache.truncate(begin))
         });
         if let (Ok(_), Some(address)) = (&result, context.address) {
             state.changed_by(address, context.sequence);
         }
         self.sessions.settle(&guard, state.cache.bytes());
         Ok(Some((result?, begin)))
+    }
+
+    /// From residuals (`None`: the token ids of the body) through the layers to the answer.
+    fn compute(
+        &self,
+        call: &Call<'_>,
+        residuals: Option<Vec<f32>>,
+        cache: &mut dyn Cache,
+        cancel: &CancelToken,
+    ) -> Result<Answer, RequestError> {
+        let input = residuals.map_or_else(|| self.embed(&call.body), Ok)?;
+        let output = self.model.forward(cache, input, cancel).map_err(|error| self.model_error(error))?;
+        let output = self.checked(output)?;
+        let Operation::Forward { head: Some(head), .. } = call.operation else { return call.answer(output) };
+        let last = output.len().saturating_sub(self.model.info().hidden_dim);
+        Ok(Answer::Head(self.apply_head(&output[last..], head, cancel)?))
     }
 
     /// A result with NaN or infinity is an error here and now, not at the next station.
@@ -498,23 +501,18 @@ impl Core {
         out: &mut Vec<u8>,
     ) -> Result<(), RequestError> {
         let info = self.model.info();
-        let mut body = Vec::new();
-        let kind = match answer {
-            Answer::Residuals(residuals) if call.compress.is_some() => {
-                if let Some(projection) = &call.compress {
-                    body = projection.compress(residuals)?;
-                }
-                Some("pcar")
-            }
+        let mut encoded = Vec::new();
+        let (kind, body) = match answer {
+            Answer::Components(body) => (Some("pcar"), body),
             Answer::Residuals(residuals) => {
                 // The common case goes straight into the frame, below.
                 if call.fp48 {
-                    residual::encode_f32s(residuals, &mut body);
+                    residual::encode_f32s(residuals, &mut encoded);
                 }
-                Some("f32")
+                (Some("f32"), &encoded)
             }
-            Answer::Head(output) => Some(encode_head(output, &mut body)),
-            Answer::Nothing => None,
+            Answer::Head(output) => (Some(encode_head(output, &mut encoded)), &encoded),
+            Answer::Nothing => (None, &encoded),
         };
         let mut frame = FrameWriter::new(out, context.stream_id, context.sequence, context.success);
         let mut meta = frame.meta();
@@ -529,7 +527,7 @@ impl Core {
                 .unsigned("dim", info.hidden_dim as u64);
         }
         if call.fp48 {
-            meta.string("fp48", &format!("{:012x}", fp48(&body)));
+            meta.string("fp48", &format!("{:012x}", fp48(body)));
         }
         if call.timing {
             let queue = micros(started.saturating_duration_since(context.arrived));
@@ -537,10 +535,8 @@ impl Core {
             meta.raw("timing", &format!("{{\"queue_us\":{queue},\"lift_us\":{lift},\"compute_us\":{compute}}}"));
         }
         match answer {
-            Answer::Residuals(residuals) if !call.fp48 && call.compress.is_none() => {
-                residual::encode_f32s(residuals, frame.body())
-            }
-            _ => frame.body().extend_from_slice(&body),
+            Answer::Residuals(residuals) if !call.fp48 => residual::encode_f32s(residuals, frame.body()),
+            _ => frame.body().extend_from_slice(body),
         }
         finish(frame)
     }
@@ -554,6 +550,23 @@ impl Call<'_> {
         let residuals = projection.lift(&self.body, self.seq)?;
         *lift_time += started.elapsed();
         Ok(Cow::Owned(residuals))
+    }
+
+    /// As [`Self::residuals`], checked to be finite before and after lifting; `None` if the body holds token ids.
+    fn finite_residuals(&self, lift_time: &mut Duration) -> Result<Option<Vec<f32>>, RequestError> {
+        if let Operation::Forward { ids: true, .. } = self.operation {
+            return Ok(None);
+        }
+        check_finite(&self.body, self.lift.is_some())?;
+        Ok(Some(self.residuals(lift_time)?.into_owned()))
+    }
+
+    /// Residuals in the form that the client accepts.
+    fn answer(&self, residuals: Vec<f32>) -> Result<Answer, RequestError> {
+        match &self.compress {
+            Some(projection) => projection.compress(&residuals).map(Answer::Components),
+            None => Ok(Answer::Residuals(residuals)),
+        }
     }
 
     fn check_time(&self, cancel: &CancelToken) -> Result<(), RequestError> {
