@@ -23,10 +23,13 @@ enum Form {
     Components,
 }
 
-#[derive(Debug, Clone)]
+/// What one station gets.
+#[derive(Debug)]
 struct Body {
     form: Form,
     bytes: Bytes,
+    /// What this client made the components from.
+    uncompressed: Option<Bytes>,
 }
 
 /// How the link behind a station is to be spoken.
@@ -55,12 +58,11 @@ impl Pipeline {
         let mut bytes = Vec::new();
         residual::encode_u32s(ids, &mut bytes);
         let last = self.stages.len() - 1;
-        let mut index = 0;
-        let mut input = Body { form: Form::Ids, bytes: bytes.into() };
-        // What the station before got, and what this client compressed: a refusal goes back to one of them.
-        let mut before: Option<Body> = None;
-        let mut uncompressed: Option<Bytes> = None;
+        let mut input = Body { form: Form::Ids, bytes: bytes.into(), uncompressed: None };
+        // What the stations before got: a refusal goes back to the last of them, and from there on it may again.
+        let mut before: Vec<Body> = Vec::new();
         loop {
+            let index = before.len();
             let link = if index == last { Link::Raw } else { self.link_behind(index) };
             match self.hop(index, &input, (from, seq), want, link).await {
                 Ok(reply) if index == last => {
@@ -69,35 +71,25 @@ impl Pipeline {
                     return read_next(&self.stages[index], &reply, want).map(Some);
                 }
                 Ok(reply) => {
-                    index += 1;
                     let form = if matches!(link, Link::Remote { .. }) { Form::Components } else { Form::Raw };
-                    let mut output = Body { form: checked_form(&reply, form), bytes: reply.body };
-                    uncompressed = None;
-                    if link == Link::Local
-                        && let Some(components) = self.compress(index, &output.bytes)
-                    {
-                        uncompressed = Some(output.bytes);
-                        output = Body { form: Form::Components, bytes: components };
-                    }
-                    before = Some(std::mem::replace(&mut input, output));
+                    let form = checked_form(&reply, form);
+                    let compressed = if link == Link::Local { self.compress(index + 1, &reply.body) } else { None };
+                    let output = match compressed {
+                        Some(bytes) => Body { form: Form::Components, bytes, uncompressed: Some(reply.body) },
+                        None => Body { form, bytes: reply.body, uncompressed: None },
+                    };
+                    before.push(std::mem::replace(&mut input, output));
                 }
                 Err(error) if error.status() == Some(Status::PRECONDITION_FAILED) && input.form == Form::Components => {
                     let stage = &mut self.stages[index];
                     tracing::info!(station = %stage.address(), %error, "falling back to raw residuals");
                     stage.traffic.refused += 1;
                     stage.raw_since = Some(std::time::Instant::now());
-                    match (uncompressed.take(), before.take()) {
-                        (Some(raw), earlier) => {
-                            input = Body { form: Form::Raw, bytes: raw };
-                            before = earlier;
-                        }
-                        (None, Some(earlier)) => {
-                            input = earlier;
-                            index -= 1;
-                        }
-                        // Components come from a station before this one, or from this client.
-                        (None, None) => return Err(error),
-                    }
+                    let raw = input.uncompressed.take();
+                    let raw = raw.map(|bytes| Body { form: Form::Raw, bytes, uncompressed: None });
+                    // Components come from this client or from a station before this one.
+                    let Some(other) = raw.or_else(|| before.pop()) else { return Err(error) };
+                    input = other;
                 }
                 Err(error) => return Err(error),
             }

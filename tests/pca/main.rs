@@ -4,5 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test stops at its first failure")]
 
 mod checks;
+mod fallback;
+mod proxy;
 mod results;
 mod support;

@@ -150,6 +150,14 @@ impl TestNode {
         self.node.station().bases().replace(set);
     }
 
+    pub(crate) fn errors(&self) -> u64 {
+        self.node.station().counters().errors.value()
+    }
+
+    pub(crate) fn unix(&self) -> StationAddress {
+        StationAddress::Unix(self.socket.clone())
+    }
+
     pub(crate) fn udp(&self) -> StationAddress {
         StationAddress::Udp(self.node.udp().unwrap().to_string())
     }
