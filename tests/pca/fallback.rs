@@ -371,6 +371,21 @@ async fn the_exact_wire_sends_no_pca_route_though_all_stations_have_the_basis() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_long_prompt_over_udp_is_split_so_that_components_fit_too() {
+    // With all components a position is larger than a raw one.
+    let a = basis(DIM, "a");
+    let nodes = mesh([&[&a]; 3]).await;
+    let udp: Vec<StationAddress> = nodes.iter().map(TestNode::udp).collect();
+    let mut pipeline = connect(&udp, pcar()).await;
+    let ids = prompt(5, 300);
+    let next = pipeline.extend(&ids, Want::Token).await.unwrap();
+    assert_eq!(next.ids.len(), 1);
+    assert_eq!(refused(&pipeline), [0, 0, 0]);
+    assert!(compressed(&pipeline)[1] >= 3);
+    assert!(nodes.iter().all(|node| node.errors() == 0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_412_of_a_raw_request_is_an_error_and_not_tried_for_ever() {
     let a = basis(K, "a");
     let nodes = mesh([&[&a]; 3]).await;
