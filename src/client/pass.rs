@@ -5,12 +5,20 @@
 //! residuals from then on: the hop before it is repeated at the same positions with `accept` f32, so that the result is
 //! the one that a raw request would have had.
 
-use aeon_proto::{payload::MetaWriter, residual, route::Route, status::Status};
+use aeon_proto::{
+    meta::parse_fingerprint,
+    payload::MetaWriter,
+    pcar::{self, PcarBody},
+    residual,
+    route::Route,
+    status::Status,
+};
 use bytes::Bytes;
 
 use super::{
     connection::Reply,
     error::ClientError,
+    hello::Hello,
     pipeline::{Next, Pipeline, Stage, Want, Wire},
     policy::{CompressionPolicy, compress_residuals},
 };
@@ -183,7 +191,7 @@ impl Pipeline {
             _ if matches!(link, Link::Remote { .. }) => &["pcar", "f32"],
             _ => &["f32"],
         };
-        check_reply(stage, &reply, kinds, pos, seq)?;
+        check_reply(stage, &reply, kinds, (pos, seq), link)?;
         Ok(reply)
     }
 }
@@ -197,7 +205,13 @@ fn checked_form(reply: &Reply, asked: Form) -> Form {
 }
 
 /// A reply must be for this hop and these positions, so that none can be taken for another's.
-fn check_reply(stage: &Stage, reply: &Reply, kinds: &[&str], pos: usize, seq: usize) -> Result<(), ClientError> {
+fn check_reply(
+    stage: &Stage,
+    reply: &Reply,
+    kinds: &[&str],
+    (pos, seq): (usize, usize),
+    link: Link,
+) -> Result<(), ClientError> {
     let bad = |what: &str, expected: String, got: String| {
         Err(stage.client.bad_reply(Route::FORWARD, format!("{what} {expected} expected, {got} came")))
     };
@@ -205,17 +219,55 @@ fn check_reply(stage: &Stage, reply: &Reply, kinds: &[&str], pos: usize, seq: us
     let Some(kind) = got.as_deref().filter(|got| kinds.contains(got)) else {
         return bad("body", kinds.join(" or "), format!("{got:?}"));
     };
-    for (key, expected) in [("pos", pos), ("seq", seq), ("dim", stage.hello.model.hidden_dim)] {
+    let hello = &stage.hello;
+    for (key, expected) in [("pos", pos), ("seq", seq), ("dim", hello.model.hidden_dim)] {
         let got = reply.number(key);
         if got != Some(expected as u64) {
             return bad(key, expected.to_string(), format!("{got:?}"));
         }
     }
-    let bytes = 4 * seq * stage.hello.model.hidden_dim;
-    if kind == "f32" && reply.body.len() != bytes {
-        return bad("bytes of residual", bytes.to_string(), reply.body.len().to_string());
+    let (got, expected) = (reply.numbers("layers"), hello.layers.map(u64::from));
+    if got.as_deref() != Some(&expected) {
+        return bad("layers", format!("{expected:?}"), format!("{got:?}"));
     }
-    Ok(())
+    match (kind, link) {
+        ("pcar", Link::Remote { basis_fp, k }) => check_components(stage, reply, seq, (basis_fp, k)),
+        ("f32", _) => {
+            let bytes = 4 * seq * hello.model.hidden_dim;
+            match reply.body.len() {
+                len if len == bytes => Ok(()),
+                len => bad("bytes of residual", bytes.to_string(), len.to_string()),
+            }
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Components go on as they came, so they must be what was asked for.
+fn check_components(
+    stage: &Stage,
+    reply: &Reply,
+    seq: usize,
+    (basis_fp, k): (u32, Option<u32>),
+) -> Result<(), ClientError> {
+    let bad = |problem: String| Err(stage.client.bad_reply(Route::FORWARD, format!("components: {problem}")));
+    let body = match PcarBody::decode(&reply.body) {
+        Ok(body) => body,
+        Err(error) => return bad(error.to_string()),
+    };
+    let Hello { layers: [_, boundary], model, .. } = &stage.hello;
+    let basis = stage.hello.basis(basis_fp);
+    let expected = pcar::Header {
+        boundary: *boundary,
+        k: basis.map_or(0, |basis| basis.k_at(*boundary)).min(k.unwrap_or(u32::MAX)),
+        hidden_dim: u32::try_from(model.hidden_dim).unwrap_or(u32::MAX),
+        methodology: basis.and_then(|basis| parse_fingerprint(&basis.methodology)).unwrap_or(0),
+        basis_fp,
+    };
+    match (body.header(), body.seq()) {
+        got if got == (expected, seq) => Ok(()),
+        (got, positions) => bad(format!("{seq} of {expected:?} expected, {positions} of {got:?} came")),
+    }
 }
 
 fn read_next(stage: &Stage, reply: &Reply, want: Want) -> Result<Next, ClientError> {

@@ -1,7 +1,10 @@
 //! A mesh of three stations that compress between them: what one sends the next gets, and what a station refuses is sent
 //! raw as if it had been so from the start.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 use aeon_proto::{methodology::MethodologySpec, pcar::PcarBody, route::Route, status::Status};
 use aeon_station::{
@@ -383,6 +386,57 @@ async fn a_long_prompt_over_udp_is_split_so_that_components_fit_too() {
     assert_eq!(refused(&pipeline), [0, 0, 0]);
     assert!(compressed(&pipeline)[1] >= 3);
     assert!(nodes.iter().all(|node| node.errors() == 0));
+}
+
+/// Changes what the first station says while `on` is set, and returns how the pipeline takes it.
+async fn with_changed_answers(wire: Wire, change: impl Fn(Seen) -> Seen + Send + Sync + 'static) -> ClientError {
+    let a = basis(K, "a");
+    let nodes = mesh([&[&a]; 3]).await;
+    let on = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&on);
+    let proxy = Proxy::changing(&nodes[0].socket, move |seen| match flag.load(Ordering::Relaxed) && !seen.is_request {
+        true => change(seen),
+        false => seen,
+    });
+    let mut addresses = addresses(&nodes);
+    addresses[0] = proxy.address();
+    let mut pipeline = connect(&addresses, wire).await;
+    steps(&mut pipeline, &prompt(1, 20), 1).await;
+    on.store(true, Ordering::Relaxed);
+    let error = try_steps(&mut pipeline, &[5], 1).await.unwrap_err();
+    assert_eq!(pipeline.history().len(), 20, "the session is as it was before");
+    on.store(false, Ordering::Relaxed);
+    steps(&mut pipeline, &[5], 1).await;
+    error
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_of_other_layers_is_not_passed_on() {
+    for wire in [Wire::Exact, pcar()] {
+        let error = with_changed_answers(wire, |mut seen| {
+            seen.meta = seen.meta.replace(r#""layers":[0,2]"#, r#""layers":[0,3]"#);
+            seen
+        })
+        .await;
+        assert!(matches!(&error, ClientError::BadReply { problem, .. } if problem.contains("layers")), "{error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn components_that_are_not_what_was_asked_for_are_not_passed_on() {
+    // One byte of each header field, and one byte less.
+    for at in [0, 4, 8, 12, 16, 20, usize::MAX] {
+        let error = with_changed_answers(pcar(), move |mut seen| {
+            match seen.body.get_mut(at) {
+                Some(byte) => *byte ^= 0x40,
+                None => drop(seen.body.pop()),
+            }
+            seen
+        })
+        .await;
+        let is_bad_reply = matches!(&error, ClientError::BadReply { problem, .. } if problem.contains("components"));
+        assert!(is_bad_reply, "byte {at}: {error}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
