@@ -4,7 +4,9 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test stops at its first failure")]
 
 mod checks;
+mod disk;
 mod fallback;
 mod proxy;
 mod results;
+mod rolling;
 mod support;
