@@ -1,8 +1,8 @@
 //! The client and toolbox for stations.
 
 mod basis;
-mod capture;
 mod bench;
+mod capture;
 #[path = "../common/mod.rs"]
 mod common;
 mod demo;

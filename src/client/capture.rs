@@ -5,7 +5,7 @@ use bytes::Bytes;
 
 use super::{
     error::ClientError,
-    pass::check_reply,
+    pass::{Link, check_reply},
     pipeline::{FRAME_OVERHEAD, Pipeline, Stage},
 };
 use crate::model::session::random_name;
@@ -92,7 +92,7 @@ impl Pipeline {
             stage.traffic.positions += ids.len() as u64;
             stage.traffic.sent += body.len() as u64;
             stage.traffic.received += reply.body.len() as u64;
-            check_reply(stage, &reply, &["f32"], pos, ids.len())?;
+            check_reply(stage, &reply, &["f32"], (pos, ids.len()), Link::Raw)?;
             keep(index + 1, stage, &reply.body)?;
             body = reply.body;
         }

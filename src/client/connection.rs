@@ -103,6 +103,19 @@ impl Reply {
         }
     }
 
+    /// An array of whole numbers of the meta.
+    #[must_use]
+    pub fn numbers(&self, key: &str) -> Option<Vec<u64>> {
+        let number = |value: &Value<'_>| match value {
+            Value::Unsigned(value) => Some(*value),
+            _ => None,
+        };
+        match Object::parse(&self.meta).ok()?.get(key)? {
+            Value::Array(values) => values.iter().map(number).collect(),
+            _ => None,
+        }
+    }
+
     /// A string of the meta.
     #[must_use]
     pub fn string(&self, key: &str) -> Option<String> {

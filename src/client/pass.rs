@@ -5,12 +5,20 @@
 //! residuals from then on: the hop before it is repeated at the same positions with `accept` f32, so that the result is
 //! the one that a raw request would have had.
 
-use aeon_proto::{payload::MetaWriter, residual, route::Route, status::Status};
+use aeon_proto::{
+    meta::parse_fingerprint,
+    payload::MetaWriter,
+    pcar::{self, PcarBody},
+    residual,
+    route::Route,
+    status::Status,
+};
 use bytes::Bytes;
 
 use super::{
     connection::Reply,
     error::ClientError,
+    hello::Hello,
     pipeline::{Next, Pipeline, Stage, Want, Wire},
     policy::{CompressionPolicy, compress_residuals},
 };
@@ -23,15 +31,18 @@ enum Form {
     Components,
 }
 
-#[derive(Debug, Clone)]
+/// What one station gets.
+#[derive(Debug)]
 struct Body {
     form: Form,
     bytes: Bytes,
+    /// What this client made the components from.
+    uncompressed: Option<Bytes>,
 }
 
 /// How the link behind a station is to be spoken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Link {
+pub(super) enum Link {
     Raw,
     /// The station answers with components, which the next one lifts.
     Remote {
@@ -55,12 +66,11 @@ impl Pipeline {
         let mut bytes = Vec::new();
         residual::encode_u32s(ids, &mut bytes);
         let last = self.stages.len() - 1;
-        let mut index = 0;
-        let mut input = Body { form: Form::Ids, bytes: bytes.into() };
-        // What the station before got, and what this client compressed: a refusal goes back to one of them.
-        let mut before: Option<Body> = None;
-        let mut uncompressed: Option<Bytes> = None;
+        let mut input = Body { form: Form::Ids, bytes: bytes.into(), uncompressed: None };
+        // What the stations before got: a refusal goes back to the last of them, and from there on it may again.
+        let mut before: Vec<Body> = Vec::new();
         loop {
+            let index = before.len();
             let link = if index == last { Link::Raw } else { self.link_behind(index) };
             match self.hop(index, &input, (from, seq), want, link).await {
                 Ok(reply) if index == last => {
@@ -69,35 +79,25 @@ impl Pipeline {
                     return read_next(&self.stages[index], &reply, want).map(Some);
                 }
                 Ok(reply) => {
-                    index += 1;
                     let form = if matches!(link, Link::Remote { .. }) { Form::Components } else { Form::Raw };
-                    let mut output = Body { form: checked_form(&reply, form), bytes: reply.body };
-                    uncompressed = None;
-                    if link == Link::Local
-                        && let Some(components) = self.compress(index, &output.bytes)
-                    {
-                        uncompressed = Some(output.bytes);
-                        output = Body { form: Form::Components, bytes: components };
-                    }
-                    before = Some(std::mem::replace(&mut input, output));
+                    let form = checked_form(&reply, form);
+                    let compressed = if link == Link::Local { self.compress(index + 1, &reply.body) } else { None };
+                    let output = match compressed {
+                        Some(bytes) => Body { form: Form::Components, bytes, uncompressed: Some(reply.body) },
+                        None => Body { form, bytes: reply.body, uncompressed: None },
+                    };
+                    before.push(std::mem::replace(&mut input, output));
                 }
                 Err(error) if error.status() == Some(Status::PRECONDITION_FAILED) && input.form == Form::Components => {
                     let stage = &mut self.stages[index];
                     tracing::info!(station = %stage.address(), %error, "falling back to raw residuals");
                     stage.traffic.refused += 1;
                     stage.raw_since = Some(std::time::Instant::now());
-                    match (uncompressed.take(), before.take()) {
-                        (Some(raw), earlier) => {
-                            input = Body { form: Form::Raw, bytes: raw };
-                            before = earlier;
-                        }
-                        (None, Some(earlier)) => {
-                            input = earlier;
-                            index -= 1;
-                        }
-                        // Components come from a station before this one, or from this client.
-                        (None, None) => return Err(error),
-                    }
+                    let raw = input.uncompressed.take();
+                    let raw = raw.map(|bytes| Body { form: Form::Raw, bytes, uncompressed: None });
+                    // Components come from this client or from a station before this one.
+                    let Some(other) = raw.or_else(|| before.pop()) else { return Err(error) };
+                    input = other;
                 }
                 Err(error) => return Err(error),
             }
@@ -203,7 +203,7 @@ impl Pipeline {
             _ if matches!(link, Link::Remote { .. }) => &["pcar", "f32"],
             _ => &["f32"],
         };
-        check_reply(stage, &reply, kinds, pos, seq)?;
+        check_reply(stage, &reply, kinds, (pos, seq), link)?;
         Ok(reply)
     }
 }
@@ -221,8 +221,8 @@ pub(super) fn check_reply(
     stage: &Stage,
     reply: &Reply,
     kinds: &[&str],
-    pos: usize,
-    seq: usize,
+    (pos, seq): (usize, usize),
+    link: Link,
 ) -> Result<(), ClientError> {
     let bad = |what: &str, expected: String, got: String| {
         Err(stage.client.bad_reply(Route::FORWARD, format!("{what} {expected} expected, {got} came")))
@@ -231,17 +231,55 @@ pub(super) fn check_reply(
     let Some(kind) = got.as_deref().filter(|got| kinds.contains(got)) else {
         return bad("body", kinds.join(" or "), format!("{got:?}"));
     };
-    for (key, expected) in [("pos", pos), ("seq", seq), ("dim", stage.hello.model.hidden_dim)] {
+    let hello = &stage.hello;
+    for (key, expected) in [("pos", pos), ("seq", seq), ("dim", hello.model.hidden_dim)] {
         let got = reply.number(key);
         if got != Some(expected as u64) {
             return bad(key, expected.to_string(), format!("{got:?}"));
         }
     }
-    let bytes = 4 * seq * stage.hello.model.hidden_dim;
-    if kind == "f32" && reply.body.len() != bytes {
-        return bad("bytes of residual", bytes.to_string(), reply.body.len().to_string());
+    let (got, expected) = (reply.numbers("layers"), hello.layers.map(u64::from));
+    if got.as_deref() != Some(&expected) {
+        return bad("layers", format!("{expected:?}"), format!("{got:?}"));
     }
-    Ok(())
+    match (kind, link) {
+        ("pcar", Link::Remote { basis_fp, k }) => check_components(stage, reply, seq, (basis_fp, k)),
+        ("f32", _) => {
+            let bytes = 4 * seq * hello.model.hidden_dim;
+            match reply.body.len() {
+                len if len == bytes => Ok(()),
+                len => bad("bytes of residual", bytes.to_string(), len.to_string()),
+            }
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Components go on as they came, so they must be what was asked for.
+fn check_components(
+    stage: &Stage,
+    reply: &Reply,
+    seq: usize,
+    (basis_fp, k): (u32, Option<u32>),
+) -> Result<(), ClientError> {
+    let bad = |problem: String| Err(stage.client.bad_reply(Route::FORWARD, format!("components: {problem}")));
+    let body = match PcarBody::decode(&reply.body) {
+        Ok(body) => body,
+        Err(error) => return bad(error.to_string()),
+    };
+    let Hello { layers: [_, boundary], model, .. } = &stage.hello;
+    let basis = stage.hello.basis(basis_fp);
+    let expected = pcar::Header {
+        boundary: *boundary,
+        k: basis.map_or(0, |basis| basis.k_at(*boundary)).min(k.unwrap_or(u32::MAX)),
+        hidden_dim: u32::try_from(model.hidden_dim).unwrap_or(u32::MAX),
+        methodology: basis.and_then(|basis| parse_fingerprint(&basis.methodology)).unwrap_or(0),
+        basis_fp,
+    };
+    match (body.header(), body.seq()) {
+        got if got == (expected, seq) => Ok(()),
+        (got, positions) => bad(format!("{seq} of {expected:?} expected, {positions} of {got:?} came")),
+    }
 }
 
 pub(super) fn read_next(stage: &Stage, reply: &Reply, want: Want) -> Result<Next, ClientError> {

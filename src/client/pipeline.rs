@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use aeon_proto::{payload::MetaWriter, route::Route, status::Status};
+use aeon_proto::{payload::MetaWriter, pcar, route::Route, status::Status};
 
 use super::{
     address::StationAddress,
@@ -314,8 +314,10 @@ impl Pipeline {
             let limits = stage.hello.limits;
             let max = if stage.client.is_udp() { limits.max_datagram } else { limits.max_frame };
             let room = max.saturating_sub(FRAME_OVERHEAD);
-            // A residual crosses every link but that of a single station.
-            let width = if self.stages.len() == 1 { 4 } else { 4 * stage.hello.model.hidden_dim };
+            // A residual crosses every link but that of a single station. With all its components it is no smaller, and
+            // has a header.
+            let header = if matches!(self.wire, Wire::Pcar(_)) { pcar::HEADER_LEN } else { 0 };
+            let width = if self.stages.len() == 1 { 4 } else { 4 * stage.hello.model.hidden_dim + header };
             let fits = if logits > room { 0 } else { room / width };
             fits.min(limits.max_seq)
         };

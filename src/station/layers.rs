@@ -284,6 +284,8 @@ fn fp48(body: &[u8]) -> u64 {
 /// What a reply's body holds.
 enum Answer {
     Residuals(Vec<f32>),
+    /// Residuals as a PCAR body.
+    Components(Vec<u8>),
     Head(HeadOutput),
     Nothing,
 }
@@ -343,14 +345,15 @@ impl Core {
             }
             Operation::Embed => {
                 call.check_time(cancel)?;
-                Answer::Residuals(self.embed(&call.body)?)
+                call.answer(self.embed(&call.body)?)?
             }
             Operation::Head(head) => {
+                let residuals = call.residuals(&mut lift)?;
                 call.check_time(cancel)?;
-                Answer::Head(self.apply_head(&call.residuals(&mut lift)?, head, cancel)?)
+                Answer::Head(self.apply_head(&residuals, head, cancel)?)
             }
-            Operation::Forward { ids, head } => {
-                let Some((answer, begin)) = self.forward(call, (ids, head), context, cancel, &mut lift)? else {
+            Operation::Forward { .. } => {
+                let Some((answer, begin)) = self.forward(call, context, cancel, &mut lift)? else {
                     self.counters.dropped.stale.add_one();
                     return Ok(Done::Stale);
                 };
@@ -375,33 +378,20 @@ impl Core {
         RequestError::from_model(error, self.retry_after_ms())
     }
 
-    /// Runs a FORWARD through the layers, and through the head if a token is wanted; returns the answer and the position of
-    /// the first residual, or `None` for a stale copy. Whatever goes wrong, the session does not keep the new positions.
+    /// Runs a FORWARD through the layers; returns the answer and the position of the first, or `None` for a stale copy.
+    /// A session holds the new positions only if there is an answer, so that a failed request can be repeated.
     fn forward(
         &self,
         call: &Call<'_>,
-        (ids, head): (bool, Option<Head>),
         context: &Context,
         cancel: &CancelToken,
         lift: &mut Duration,
     ) -> Result<Option<(Answer, usize)>, RequestError> {
-        let mut input = || if ids { self.embed(&call.body) } else { Ok(call.residuals(lift)?.into_owned()) };
-        let compute = |cache: &mut dyn Cache, input| {
-            let output = self.model.forward(cache, input, cancel).map_err(|error| self.model_error(error))?;
-            let output = self.checked(output)?;
-            let tail = output[output.len().saturating_sub(self.model.info().hidden_dim)..].to_vec();
-            let answer = match head {
-                None => Answer::Residuals(output),
-                Some(head) => Answer::Head(self.apply_head(&tail, head, cancel)?),
-            };
-            Ok((answer, tail))
-        };
         let Some(name) = &call.session else {
-            if !ids {
-                check_finite(&call.body, call.lift.is_some())?;
-            }
+            let lifted = call.finite_residuals(lift)?;
             call.check_time(cancel)?;
-            let (answer, _) = compute(self.model.new_cache().as_mut(), input()?)?;
+            let mut cache = self.model.new_cache();
+            let (answer, _) = self.compute(call, lifted, cache.as_mut(), cancel)?;
             return Ok(Some((answer, 0)));
         };
         let refused = |refused, got| self.refused(refused, got);
@@ -421,15 +411,13 @@ impl Core {
             return Err(RequestError::Position { expected: len, got: begin });
         }
         self.check_context(begin, call.seq)?;
-        if !ids {
-            check_finite(&call.body, call.lift.is_some())?;
-        }
+        let lifted = call.finite_residuals(lift)?;
         let growth = (begin + call.seq).saturating_sub(len).saturating_mul(self.model.cache_bytes_per_position());
         self.sessions.reserve(&guard, growth).map_err(|error| refused(error, begin))?;
         let result = call.check_time(cancel).and_then(|()| {
-            let input = input()?;
             state.truncate(begin);
-            compute(state.cache.as_mut(), input).inspect_err(|_| state.truncate(begin))
+            let answer = self.compute(call, lifted, state.cache.as_mut(), cancel);
+            answer.inspect_err(|_| state.truncate(begin))
         });
         if let Ok((_, tail)) = &result {
             let by = context.address.map(|address| (address, context.sequence));
@@ -442,6 +430,26 @@ impl Core {
         self.sessions.settle(&guard, state.bytes());
         let (answer, _) = result?;
         Ok(Some((answer, begin)))
+    }
+
+    /// From residuals (`None`: the token ids of the body) through the layers to the answer, and to the residual of the last
+    /// position.
+    fn compute(
+        &self,
+        call: &Call<'_>,
+        residuals: Option<Vec<f32>>,
+        cache: &mut dyn Cache,
+        cancel: &CancelToken,
+    ) -> Result<(Answer, Vec<f32>), RequestError> {
+        let input = residuals.map_or_else(|| self.embed(&call.body), Ok)?;
+        let output = self.model.forward(cache, input, cancel).map_err(|error| self.model_error(error))?;
+        let output = self.checked(output)?;
+        let tail = output[output.len().saturating_sub(self.model.info().hidden_dim)..].to_vec();
+        let answer = match call.operation {
+            Operation::Forward { head: Some(head), .. } => Answer::Head(self.apply_head(&tail, head, cancel)?),
+            _ => call.answer(output)?,
+        };
+        Ok((answer, tail))
     }
 
     /// A result with NaN or infinity is an error here and now, not at the next station.
@@ -474,23 +482,18 @@ impl Core {
         out: &mut Vec<u8>,
     ) -> Result<(), RequestError> {
         let info = self.model.info();
-        let mut body = Vec::new();
-        let kind = match answer {
-            Answer::Residuals(residuals) if call.compress.is_some() => {
-                if let Some(projection) = &call.compress {
-                    body = projection.compress(residuals)?;
-                }
-                Some("pcar")
-            }
+        let mut encoded = Vec::new();
+        let (kind, body) = match answer {
+            Answer::Components(body) => (Some("pcar"), body),
             Answer::Residuals(residuals) => {
                 // The common case goes straight into the frame, below.
                 if call.fp48 {
-                    residual::encode_f32s(residuals, &mut body);
+                    residual::encode_f32s(residuals, &mut encoded);
                 }
-                Some("f32")
+                (Some("f32"), &encoded)
             }
-            Answer::Head(output) => Some(encode_head(output, &mut body)),
-            Answer::Nothing => None,
+            Answer::Head(output) => (Some(encode_head(output, &mut encoded)), &encoded),
+            Answer::Nothing => (None, &encoded),
         };
         let mut frame = FrameWriter::new(out, context.stream_id, context.sequence, context.success);
         let mut meta = frame.meta();
@@ -505,7 +508,7 @@ impl Core {
                 .unsigned("dim", info.hidden_dim as u64);
         }
         if call.fp48 {
-            meta.string("fp48", &format!("{:012x}", fp48(&body)));
+            meta.string("fp48", &format!("{:012x}", fp48(body)));
         }
         if call.timing {
             let queue = micros(started.saturating_duration_since(context.arrived));
@@ -513,10 +516,8 @@ impl Core {
             meta.raw("timing", &format!("{{\"queue_us\":{queue},\"lift_us\":{lift},\"compute_us\":{compute}}}"));
         }
         match answer {
-            Answer::Residuals(residuals) if !call.fp48 && call.compress.is_none() => {
-                residual::encode_f32s(residuals, frame.body())
-            }
-            _ => frame.body().extend_from_slice(&body),
+            Answer::Residuals(residuals) if !call.fp48 => residual::encode_f32s(residuals, frame.body()),
+            _ => frame.body().extend_from_slice(body),
         }
         finish(frame)
     }
@@ -530,6 +531,23 @@ impl Call<'_> {
         let residuals = projection.lift(&self.body, self.seq)?;
         *lift_time += started.elapsed();
         Ok(Cow::Owned(residuals))
+    }
+
+    /// As [`Self::residuals`], checked to be finite before and after lifting; `None` if the body holds token ids.
+    fn finite_residuals(&self, lift_time: &mut Duration) -> Result<Option<Vec<f32>>, RequestError> {
+        if let Operation::Forward { ids: true, .. } = self.operation {
+            return Ok(None);
+        }
+        check_finite(&self.body, self.lift.is_some())?;
+        Ok(Some(self.residuals(lift_time)?.into_owned()))
+    }
+
+    /// Residuals in the form that the client accepts.
+    fn answer(&self, residuals: Vec<f32>) -> Result<Answer, RequestError> {
+        match &self.compress {
+            Some(projection) => projection.compress(&residuals).map(Answer::Components),
+            None => Ok(Answer::Residuals(residuals)),
+        }
     }
 
     fn check_time(&self, cancel: &CancelToken) -> Result<(), RequestError> {

@@ -46,7 +46,7 @@ pub enum OpenError {
         got: u64,
     },
     /// The file does not start with `PCAB`.
-    #[error("basis file starts with {got:02x?}")]
+    #[error("basis file starts with {got:02x?}, {:02x?} expected", super::MAGIC)]
     BadMagic {
         /// Its first four bytes.
         got: [u8; 4],
@@ -64,13 +64,13 @@ pub enum OpenError {
     #[error("basis file without entries")]
     NoEntries,
     /// A flag that this version does not know.
-    #[error("basis file with flags {got:#010x}")]
+    #[error("basis file with flags {got:#010x}, 0 expected")]
     UnknownFlags {
         /// The field `flags`.
         got: u32,
     },
     /// A reserved byte of the header is not zero.
-    #[error("reserved byte {offset} of a basis file is {got:#04x}")]
+    #[error("reserved byte {offset} of a basis file is {got:#04x}, 0 expected")]
     ReservedNotZero {
         /// Where it is.
         offset: u64,
@@ -167,7 +167,7 @@ pub enum OpenError {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum VerifyError {
     /// A byte between two sections is not zero.
-    #[error("padding byte {offset} is {got:#04x}")]
+    #[error("padding byte {offset} is {got:#04x}, 0 expected")]
     PaddingNotZero {
         /// Where it is.
         offset: u64,
@@ -183,7 +183,7 @@ pub enum VerifyError {
         index: usize,
     },
     /// The length of a row is not 1.
-    #[error("row {row} of entry {entry} has squared length {got}")]
+    #[error("row {row} of entry {entry} has squared length {got}, 1 expected")]
     NotUnit {
         /// The entry.
         entry: u32,
@@ -193,7 +193,7 @@ pub enum VerifyError {
         got: f32,
     },
     /// Two rows are not at right angles.
-    #[error("rows {row} and {other} of entry {entry} have product {got}")]
+    #[error("rows {row} and {other} of entry {entry} have product {got}, 0 expected")]
     NotOrthogonal {
         /// The entry.
         entry: u32,
