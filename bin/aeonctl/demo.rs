@@ -3,10 +3,12 @@
 use std::{
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use aeon_station::{
+    basis::Registry,
     client::{
         Pipeline, StationAddress, Want,
         generate::{GenerateOptions, generate},
@@ -21,7 +23,11 @@ use anyhow::Context as _;
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::{Context, report};
+use crate::{
+    Context,
+    fidelity::{self, Probe},
+    report,
+};
 
 /// Options of `aeonctl demo`.
 #[derive(Debug, Args)]
@@ -40,6 +46,10 @@ pub(crate) struct Demo {
     seed: u64,
 }
 
+/// Tokens of held-out text that are sent in each form.
+const HELD_OUT_TOKENS: usize = 256;
+/// Numbers of components that are tried.
+const COMPONENTS: [u32; 4] = [8, 16, 32, 64];
 /// Candidates for each draw.
 const TOP_K: u32 = 64;
 
@@ -78,8 +88,15 @@ impl Demo {
         let cut = n_layers / 2;
         let uds = ListenSettings { uds: Some(socket.clone()), ..ListenSettings::default() };
         let udp = ListenSettings { udp: Some(([127, 0, 0, 1], 0).into()), ..ListenSettings::default() };
-        let first = Node::start(&Config::try_from(settings(&format!("0..{cut}"), uds))?).await?;
-        let second = Node::start(&Config::try_from(settings(&format!("{cut}..{n_layers}"), udp))?).await?;
+        let bases = Arc::new(Registry::fixed(demo::bases()?));
+        let start = async |layers: std::ops::Range<u32>, listen| {
+            let layers = format!("{}..{}", layers.start, layers.end);
+            Node::start_with_bases(&Config::try_from(settings(&layers, listen))?, Arc::clone(&bases))
+                .await
+                .map_err(anyhow::Error::from)
+        };
+        let first = start(0..cut, uds).await?;
+        let second = start(cut..n_layers, udp).await?;
         if !context.json {
             println!("station 1: {}", first.ready_line());
             println!("station 2: {}\n", second.ready_line());
@@ -101,7 +118,13 @@ impl Demo {
         let same = unsplit == generated.tokens;
         let hops = report::hops(&pipeline);
         let replay = Replayed::measure(&stations, context, &[&ids[..], &generated.tokens].concat()).await?;
+        let basis = bases.current();
+        let basis = basis.bases().next().context("the demo has no basis")?;
+        let mut held_out = tokenizer.encode(demo::HELD_OUT, true)?;
+        held_out.truncate(HELD_OUT_TOKENS);
+        let fidelity = Probe::new(context, &stations, &held_out, basis).await?.rows(&COMPONENTS).await?;
         let mut value = report::json(&generated, ids.len(), &hops, &text);
+        value["fidelity"] = fidelity::json(&fidelity);
         value["identical_to_unsplit_run"] = same.into();
         value["replay"] = replay.json();
         if context.json {
@@ -111,6 +134,7 @@ impl Demo {
             print!("{}", report::text(&generated, ids.len(), &hops));
             println!("tokens identical to an unsplit run: {}", if same { "yes" } else { "NO" });
             print!("{}", replay.text());
+            print!("\n{}", fidelity::text(&fidelity, held_out.len()));
         }
         pipeline.reset().await?;
         drop(pipeline);

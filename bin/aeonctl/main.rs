@@ -6,6 +6,7 @@ mod capture;
 #[path = "../common/mod.rs"]
 mod common;
 mod demo;
+mod fidelity;
 mod fit;
 mod generate;
 mod methodology;
