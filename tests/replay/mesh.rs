@@ -1,8 +1,11 @@
 //! A mesh with replay caches gives exactly the tokens of an uninterrupted run, whatever is in the caches.
 
-use aeon_proto::route::Route;
+use aeon_proto::{methodology::MethodologySpec, pcab::PcabWriter, route::Route};
 use aeon_station::{
-    client::{Client, ClientError, ClientOptions, Pipeline, Want},
+    client::{
+        Client, ClientError, ClientOptions, Pipeline, Want,
+        pipeline::{PcarWire, Wire},
+    },
     replay::key::{Conditions, PrefixKey, prefix_hash},
 };
 
@@ -242,4 +245,46 @@ async fn sixty_four_clients_that_miss_at_once_leave_one_entry() {
     let mut after = stations.pipeline(true).await;
     assert_eq!(run(&mut after, &ids, 3).await, expected);
     assert_eq!(after.replay_stats().skipped, 1);
+}
+
+/// A basis of the demo model's first coordinates at boundary 2: it loses almost everything.
+fn write_lossy_basis(folder: &std::path::Path) {
+    let spec = r#"{"model":"demo","hidden_dim":128,"k_rule":{"fixed":16},"boundaries":[2]}"#;
+    let spec = MethodologySpec::parse(spec).unwrap();
+    let mut rows = vec![0.0; 16 * 128];
+    (0..16).for_each(|row| rows[row * 128 + row] = 1.0);
+    let variance: Vec<f32> = (0..17).map(|n| if n == 16 { 200.0 } else { 16.0 - n as f32 }).collect();
+    let mut writer = PcabWriter::new(128, spec.id());
+    writer.entry(2, &[0.0; 128], &rows, &variance).unwrap();
+    std::fs::create_dir(folder.join("methodologies")).unwrap();
+    std::fs::write(folder.join("methodologies/lossy.json"), spec.canonical()).unwrap();
+    std::fs::write(folder.join("lossy.pcab"), writer.finish("{}").unwrap()).unwrap();
+}
+
+/// What came through a basis and what came raw have the same prompt, and must not be taken for each other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn prompts_that_came_through_a_basis_keep_apart_from_raw_ones() {
+    let model = &models()[0];
+    let folder = tempfile::tempdir().unwrap();
+    write_lossy_basis(folder.path());
+    let ids = prompt(model, 40, 13);
+    let stations =
+        start(model, &[Unix, Udp], |_, settings| settings.model.bases = Some(folder.path().to_owned())).await;
+    let wires =
+        [Wire::Exact, Wire::Pcar(PcarWire::default()), Wire::Pcar(PcarWire { k: Some(3), ..PcarWire::default() })];
+    let mut expected = Vec::new();
+    for wire in &wires {
+        let mut plain = stations.pipeline(false).await;
+        plain.set_wire(wire.clone());
+        expected.push(run(&mut plain, &ids, 8).await);
+    }
+    assert_eq!(expected[0], unsplit(&*model.whole, &ids, 8));
+    assert!(expected[0] != expected[1] && expected[1] != expected[2]);
+    for (turn, skipped) in [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (1, 0), (0, 0), (0, 1), (2, 0), (2, 1)] {
+        let mut pipeline = stations.pipeline(true).await;
+        pipeline.set_wire(wires[turn].clone());
+        assert_eq!(run(&mut pipeline, &ids, 8).await, expected[turn], "{turn}");
+        assert_eq!(pipeline.replay_stats().skipped, skipped, "{turn}");
+        pipeline.captured().await;
+    }
 }
