@@ -17,6 +17,8 @@ use crate::{codec::StreamError, model::ModelError};
 
 /// The longest error text that a peer gets, in bytes.
 const MAX_TEXT: usize = 300;
+/// Bases that the vent of an unknown one lists at most, so that it fits the smallest datagram.
+const MAX_HAVE: usize = 64;
 
 /// Why a request is not done.
 #[derive(Debug, thiserror::Error)]
@@ -375,7 +377,8 @@ impl RequestError {
                 meta.unsigneds("layers", [u64::from(*lo), u64::from(*hi)]);
             }
             Self::UnknownBasis { have } => {
-                let have: Vec<String> = have.iter().map(|basis_fp| format!("0x{basis_fp:08x}")).collect();
+                let have: Vec<String> =
+                    have.iter().take(MAX_HAVE).map(|basis_fp| format!("0x{basis_fp:08x}")).collect();
                 meta.strings("have", have.iter().map(String::as_str));
             }
             Self::MethodologyMismatch { expected } => {

@@ -294,6 +294,33 @@ async fn hello_lists_the_bases_to_clients_of_version_one_only() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn more_bases_than_an_answer_holds_leave_hello_and_the_412_working() {
+    let spec = spec(DEMO, "a");
+    let files: Vec<Vec<u8>> = (0..200).map(|n| demo_basis(n, 1, &n.to_string()).0).collect();
+    let small = |settings: &mut aeon_station::config::Settings| settings.limits.max_datagram = Some(2048);
+    let node = TestNode::start_with("demo", Some("0..1"), set(&files, &[&spec]), small).await;
+    let [first, last] = [&files[0], &files[199]].map(|bytes| file(bytes));
+    for (carrier, mut link) in node.links() {
+        let hello = link.ask(Route::HELLO, r#"{"content_type":"application/x-aeon-flow; v=1"}"#, &[]);
+        assert_eq!(hello.status(), 200, "{carrier}: {}", hello.text);
+        let listed = hello.meta["bases"].as_array().unwrap();
+        assert!(!listed.is_empty() && listed.len() < 200, "{carrier}: {}", listed.len());
+        assert_eq!(listed[0]["basis_fp"], format!("0x{:08x}", first.basis_fp()));
+        // Those that are not listed are there all the same.
+        link.ask(Route::FORWARD_PCA, "", &pcar_body(&last, 0, 1, &[1.0])).ok();
+        let unknown = pcab(DEMO, &[(0, 1)], 7, &spec, "unknown");
+        let answer = link.ask(Route::FORWARD_PCA, "", &pcar_body(&file(&unknown), 0, 1, &[1.0]));
+        assert_eq!(answer.status(), 412, "{carrier}: {}", answer.text);
+        assert_eq!(answer.meta["have"][0], format!("0x{:08x}", first.basis_fp()));
+    }
+    // A client finds the station usable on both carriers.
+    for address in [node.unix(), node.udp()] {
+        let client = aeon_station::client::Client::connect(&address, Default::default()).await.unwrap();
+        assert!(client.hello().await.unwrap().basis(first.basis_fp()).is_some());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_datagram_counts_the_compressed_size() {
     let spec = spec(DEMO, "a");
     let (bytes, basis) = demo_basis(1, 4, "");
