@@ -99,11 +99,13 @@ pub enum RequestError {
         boundary: u32,
     },
     /// Components of residuals of another width.
-    #[error("hidden_dim mismatch: {got} in the body, this model has {expected}")]
+    #[error("hidden_dim mismatch: {got} in the {part}, this model has {expected}")]
     PcarHiddenDim {
+        /// "body", or "basis" if the body has this model's width and its basis another.
+        part: &'static str,
         /// This model's width.
         expected: usize,
-        /// By the body.
+        /// By that part.
         got: u32,
     },
     /// More components than the basis has.
