@@ -22,6 +22,8 @@ use crate::{
 
 /// The longest error text that a peer gets, in bytes.
 const MAX_TEXT: usize = 300;
+/// Bases that the vent of an unknown one lists at most, so that it fits the smallest datagram.
+const MAX_HAVE: usize = 64;
 
 /// Why a request is not done.
 #[derive(Debug, thiserror::Error)]
@@ -102,11 +104,13 @@ pub enum RequestError {
         boundary: u32,
     },
     /// Components of residuals of another width.
-    #[error("hidden_dim mismatch: {got} in the body, this model has {expected}")]
+    #[error("hidden_dim mismatch: {got} in the {part}, this model has {expected}")]
     PcarHiddenDim {
+        /// "body", or "basis" if the body has this model's width and its basis another.
+        part: &'static str,
         /// This model's width.
         expected: usize,
-        /// By the body.
+        /// By that part.
         got: u32,
     },
     /// More components than the basis has.
@@ -457,7 +461,8 @@ impl RequestError {
                 meta.unsigneds("layers", [u64::from(*lo), u64::from(*hi)]);
             }
             Self::UnknownBasis { have } => {
-                let have: Vec<String> = have.iter().map(|basis_fp| format!("0x{basis_fp:08x}")).collect();
+                let have: Vec<String> =
+                    have.iter().take(MAX_HAVE).map(|basis_fp| format!("0x{basis_fp:08x}")).collect();
                 meta.strings("have", have.iter().map(String::as_str));
             }
             Self::MethodologyMismatch { expected } => {

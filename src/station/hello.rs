@@ -1,5 +1,7 @@
 //! HELLO and HEALTH: what a station is, and how it is.
 
+use std::sync::Arc;
+
 use aeon_proto::{frame::EncodeError, meta::RequestMeta, payload::FrameWriter};
 use serde_json::{Value, json};
 
@@ -8,6 +10,8 @@ use crate::{basis::BasisFile, codec::StreamError};
 
 /// The content type of this protocol; version 1 adds a parameter.
 const CONTENT_TYPE: &str = "application/x-aeon-flow";
+/// Header, length and meta of a frame whose meta is as long as can be.
+const MAX_HELLO_LEN: usize = aeon_proto::frame::HEADER_LEN + 2 + u16::MAX as usize;
 
 /// Whether a content type asks for version 1 or a later one.
 fn asks_for_v1(content_type: Option<&str>) -> bool {
@@ -68,8 +72,9 @@ impl Station {
             .strings("accepts", ["f32"].into_iter().chain((v1 && !bases.is_empty()).then_some("pcar")))
             .raw("limits", &limits.to_string());
         if v1 {
-            let bases: Vec<Value> = bases.bases().map(|file| describe(file)).collect();
-            reply.raw("bases", &Value::from(bases).to_string());
+            let max = context.max_reply_len.min(MAX_HELLO_LEN);
+            let room = max.saturating_sub(frame.len()).saturating_sub(r#","bases":[]}"#.len());
+            frame.meta().raw("bases", &list(bases.bases(), room));
         }
         finish(frame)
     }
@@ -123,6 +128,23 @@ impl Station {
             .raw("dropped", &dropped.to_string());
         finish(frame)
     }
+}
+
+/// Bases as clients see them, in at most `room` bytes without the brackets. One that does not fit is left out: clients
+/// then send raw, which is better than no answer.
+fn list<'a>(bases: impl Iterator<Item = &'a Arc<BasisFile>>, room: usize) -> String {
+    let mut list = "[".to_owned();
+    for file in bases {
+        let text = describe(file).to_string();
+        let comma = if list.len() > 1 { "," } else { "" };
+        if list.len() + comma.len() + text.len() > room + 1 {
+            tracing::debug!(path = %file.path().display(), "no room for this basis in HELLO");
+            continue;
+        }
+        list += comma;
+        list += &text;
+    }
+    list + "]"
 }
 
 /// A basis as clients see it: enough to know whether theirs is the same, and how much of it they can use.

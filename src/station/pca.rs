@@ -96,8 +96,10 @@ impl Core {
             LookupError::Methodology { expected, .. } => RequestError::MethodologyMismatch { expected },
         })?;
         let hidden_dim = self.model.info().hidden_dim;
-        if body.hidden_dim() as usize != hidden_dim || file.hidden_dim() as usize != hidden_dim {
-            return Err(RequestError::PcarHiddenDim { expected: hidden_dim, got: body.hidden_dim() });
+        for (part, got) in [("body", body.hidden_dim()), ("basis", file.hidden_dim())] {
+            if got as usize != hidden_dim {
+                return Err(RequestError::PcarHiddenDim { part, expected: hidden_dim, got });
+            }
         }
         if body.boundary() != expected {
             return Err(RequestError::Boundary { expected, got: body.boundary() });

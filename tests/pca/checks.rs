@@ -88,6 +88,7 @@ fn faults(fixture: &Fixture) -> Vec<Case> {
     let other_methodology = with(pcar::Header { methodology: *other, ..good }, &[1.0, 2.0]);
     let other_width = with(pcar::Header { hidden_dim: 9, ..good }, &[1.0, 2.0]);
     let wide_basis = pcar_body(wide, 0, K, &[1.0, 2.0]);
+    let narrow_body = with(pcar::Header { hidden_dim: 8, ..header(wide, 0, K) }, &[1.0, 2.0]);
     let finite = "value 3 of the body is NaN or infinite";
     let mut cases = vec![
         Case::new("empty", vec![], 400, "body is empty, at least one position is expected"),
@@ -130,6 +131,8 @@ fn faults(fixture: &Fixture) -> Vec<Case> {
         Case::new("other width", other_width, 400, "hidden_dim mismatch: 9 in the body, this model has 8")
             .field("\"hidden_dim\":8"),
         Case::new("wide basis", wide_basis, 400, "hidden_dim mismatch: 16 in the body, this model has 8")
+            .field("\"hidden_dim\":8"),
+        Case::new("wide basis alone", narrow_body, 400, "hidden_dim mismatch: 16 in the basis, this model has 8")
             .field("\"hidden_dim\":8"),
         Case::new(
             "boundary of the head",

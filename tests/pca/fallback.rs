@@ -458,3 +458,24 @@ async fn a_412_of_a_raw_request_is_an_error_and_not_tried_for_ever() {
     assert_eq!(proxy.requests().len(), 2, "once compressed, once raw");
     assert_eq!(refused(&pipeline), [0, 1, 0]);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn files_of_one_fingerprint_but_other_contents_are_not_shared() {
+    let a = basis(K, "a");
+    let (hash, other) = (file(&a).blake3().to_string(), "0".repeat(64));
+    let nodes = mesh([&[&a]; 3]).await;
+    let proxy = Proxy::changing(&nodes[1].socket, move |mut seen| {
+        if seen.route == Route::HELLO {
+            seen.meta = seen.meta.replace(&hash, &other);
+        }
+        seen
+    });
+    let mut addresses = addresses(&nodes);
+    addresses[1] = proxy.address();
+    // The last station has the file that this client has, so that it can be compressed for.
+    for (local, to_the_last) in [(None, 0), (Some(file(&a)), 2)] {
+        let mut pipeline = connect(&addresses, Wire::Pcar(PcarWire { local, ..PcarWire::default() })).await;
+        steps(&mut pipeline, &prompt(1, 20), 2).await;
+        assert_eq!(compressed(&pipeline), [0, 0, to_the_last]);
+    }
+}

@@ -7,6 +7,7 @@ mod checks;
 mod disk;
 mod fallback;
 mod proxy;
+mod random;
 mod results;
 mod rolling;
 mod support;

@@ -294,6 +294,33 @@ async fn hello_lists_the_bases_to_clients_of_version_one_only() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn more_bases_than_an_answer_holds_leave_hello_and_the_412_working() {
+    let spec = spec(DEMO, "a");
+    let files: Vec<Vec<u8>> = (0..200).map(|n| demo_basis(n, 1, &n.to_string()).0).collect();
+    let small = |settings: &mut aeon_station::config::Settings| settings.limits.max_datagram = Some(2048);
+    let node = TestNode::start_with("demo", Some("0..1"), set(&files, &[&spec]), small).await;
+    let [first, last] = [&files[0], &files[199]].map(|bytes| file(bytes));
+    for (carrier, mut link) in node.links() {
+        let hello = link.ask(Route::HELLO, r#"{"content_type":"application/x-aeon-flow; v=1"}"#, &[]);
+        assert_eq!(hello.status(), 200, "{carrier}: {}", hello.text);
+        let listed = hello.meta["bases"].as_array().unwrap();
+        assert!(!listed.is_empty() && listed.len() < 200, "{carrier}: {}", listed.len());
+        assert_eq!(listed[0]["basis_fp"], format!("0x{:08x}", first.basis_fp()));
+        // Those that are not listed are there all the same.
+        link.ask(Route::FORWARD_PCA, "", &pcar_body(&last, 0, 1, &[1.0])).ok();
+        let unknown = pcab(DEMO, &[(0, 1)], 7, &spec, "unknown");
+        let answer = link.ask(Route::FORWARD_PCA, "", &pcar_body(&file(&unknown), 0, 1, &[1.0]));
+        assert_eq!(answer.status(), 412, "{carrier}: {}", answer.text);
+        assert_eq!(answer.meta["have"][0], format!("0x{:08x}", first.basis_fp()));
+    }
+    // A client finds the station usable on both carriers.
+    for address in [node.unix(), node.udp()] {
+        let client = aeon_station::client::Client::connect(&address, Default::default()).await.unwrap();
+        assert!(client.hello().await.unwrap().basis(first.basis_fp()).is_some());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_datagram_counts_the_compressed_size() {
     let spec = spec(DEMO, "a");
     let (bytes, basis) = demo_basis(1, 4, "");
@@ -399,4 +426,70 @@ async fn an_answer_that_cannot_be_compressed_leaves_the_session_as_it_was() {
         assert_eq!(link.ask(Route::FORWARD, &meta(pos, "f32"), &body).ok(), body);
         assert_eq!(link.session_len(carrier, 8), 1, "{carrier}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_waits_keeps_the_basis_that_it_was_checked_against() {
+    let spec = spec(DEMO, "a");
+    let (bytes, basis) = demo_basis(1, 4, "");
+    let node = TestNode::start("demo", None, set(&[&bytes], &[&spec])).await;
+    let body = pcar_body(&basis, 0, 4, &components(1, 2, 4));
+    let mut ids = Vec::new();
+    residual::encode_u32s(&[7; 400], &mut ids);
+    for mut link in [Raw::unix(&node.socket), Raw::udp(&node.udp())] {
+        let expected = link.ask(Route::FORWARD_PCA, r#"{"accept":["pcar"]}"#, &body).ok();
+        // Long requests for both workers, then one that must wait, then one that is answered at once: when that answer is
+        // here, those before it were checked.
+        for session in ["s", "t"] {
+            link.sequence += 1;
+            let long = format!(r#"{{"session":"{session}","pos":0,"in":"ids","out":"token"}}"#);
+            link.send(Route::FORWARD, &long, &ids);
+        }
+        link.sequence += 1;
+        link.send(Route::FORWARD_PCA, r#"{"session":"s","pos":0,"accept":["pcar"]}"#, &body);
+        let waiting = link.sequence;
+        link.sequence += 1;
+        link.send(Route::HEALTH, "", &[]);
+        let mut answers = Vec::new();
+        for _ in 0..4 {
+            let (route, sequence, answer) = link.receive();
+            if route == Route::HEALTH {
+                node.replace(set::<Vec<u8>>(&[], &[]));
+            }
+            answers.push((sequence, answer));
+        }
+        let (_, answer) = answers.into_iter().find(|(sequence, _)| *sequence == waiting).unwrap();
+        assert_eq!(answer.ok(), expected);
+        assert_eq!(link.ask(Route::FORWARD_PCA, "", &body).status(), 412);
+        node.replace(set(&[&bytes], &[&spec]));
+        link.ask(Route::RESET, r#"{"session":"s"}"#, &[]).ok();
+        link.ask(Route::RESET, r#"{"session":"t"}"#, &[]).ok();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn components_without_a_position_are_put_behind_those_of_the_session() {
+    let spec = spec(DEMO, "a");
+    let (bytes, basis) = demo_basis(1, 4, "");
+    let share = |settings: &mut aeon_station::config::Settings| {
+        settings.listen.connection_session = Some(true);
+    };
+    let node = TestNode::start_with("demo", Some("0..2"), set(&[&bytes], &[&spec]), share).await;
+    let body = |seed| pcar_body(&basis, 0, 4, &components(seed, 2, 4));
+    let [mut named, mut unnamed] = [Raw::unix(&node.socket), Raw::unix(&node.socket)];
+    for (seed, pos) in [(1, 0), (2, 2), (3, 4)] {
+        let answer = named.ask(Route::FORWARD_PCA, r#"{"session":"s"}"#, &body(seed));
+        assert_eq!(answer.meta["pos"], pos);
+        let shared = unnamed.ask(Route::FORWARD_PCA, "", &body(seed));
+        assert_eq!(shared.text, answer.text);
+        let raw = bytes_of(&lifted(&basis, 0, 4, &components(seed, 2, 4)));
+        let again = named.ask(Route::FORWARD, &format!(r#"{{"session":"s","pos":{pos}}}"#), &raw);
+        assert_eq!(again.ok(), answer.body);
+        assert_eq!(shared.ok(), answer.body);
+    }
+    // Over UDP a position must be there, and that is told like any wrong position: behind the body.
+    let mut udp = Raw::udp(&node.udp());
+    assert_eq!(udp.ask(Route::FORWARD_PCA, r#"{"session":"u"}"#, &body(1)).status(), 400);
+    let answer = udp.ask(Route::FORWARD_PCA, r#"{"session":"u"}"#, &[]);
+    assert!(answer.error().starts_with("body is empty"), "{}", answer.text);
 }

@@ -226,21 +226,39 @@ impl Raw {
 
     /// As [`Self::ask`], with the sequence of the request before.
     pub(crate) fn repeat(&mut self, route: Route, meta: &str, body: &[u8]) -> Answer {
+        self.send(route, meta, body);
+        let (answered, sequence, answer) = self.receive();
+        assert_eq!((answered, sequence), (route, self.sequence));
+        answer
+    }
+
+    /// Sends a request without waiting for its answer.
+    pub(crate) fn send(&mut self, route: Route, meta: &str, body: &[u8]) {
         let mut bytes = Vec::new();
         let mut frame = FrameWriter::new(&mut bytes, route.0, self.sequence, Flags::NONE);
         frame.meta_text(meta);
         frame.body().extend_from_slice(body);
         frame.finish().unwrap();
-        let mut reply = vec![0; 65_536];
         match &mut self.socket {
             Socket::Udp(socket) => {
                 socket.send(&bytes).unwrap();
-                let len = socket.recv(&mut reply).unwrap();
-                reply.truncate(len);
             }
             Socket::Unix(socket) => {
                 socket.write_all(&(bytes.len() as u32).to_be_bytes()).unwrap();
                 socket.write_all(&bytes).unwrap();
+            }
+        }
+    }
+
+    /// The next answer that comes, and to what.
+    pub(crate) fn receive(&mut self) -> (Route, u32, Answer) {
+        let mut reply = vec![0; 65_536];
+        match &mut self.socket {
+            Socket::Udp(socket) => {
+                let len = socket.recv(&mut reply).unwrap();
+                reply.truncate(len);
+            }
+            Socket::Unix(socket) => {
                 let mut len = [0; 4];
                 socket.read_exact(&mut len).unwrap();
                 let len = u32::from_be_bytes(len) as usize;
@@ -250,10 +268,10 @@ impl Raw {
             }
         }
         let frame = Frame::decode_exact(&reply).unwrap();
-        assert_eq!((frame.stream_id, frame.sequence), (route.0, self.sequence));
         let payload = Payload::decode(frame.payload).unwrap();
         let meta = serde_json::from_str(payload.meta).unwrap();
-        Answer { flags: frame.flags, text: payload.meta.to_owned(), meta, body: payload.body.to_vec() }
+        let answer = Answer { flags: frame.flags, text: payload.meta.to_owned(), meta, body: payload.body.to_vec() };
+        (Route(frame.stream_id), frame.sequence, answer)
     }
 
     /// Positions that a session holds, as the station says when it is asked to go on far behind them.
