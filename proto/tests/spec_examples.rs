@@ -1,5 +1,7 @@
 //! The worked examples of `SPEC.md` are what they claim to be.
 
+#![allow(clippy::unwrap_used)]
+
 use aeon_proto::{
     frame::{Flags, Frame},
     json::Object,
