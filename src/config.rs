@@ -93,7 +93,7 @@ macro_rules! settings {
 settings! {
     /// Which model is served, and how.
     ModelSettings {
-        /// Directory (Hugging Face layout), FILE.gguf, identity:DIM[:VOCAB], upstream:STATION,DIM,VOCAB or demo
+        /// Directory (Hugging Face layout), FILE.gguf, identity:DIM or identity:DIM:VOCAB, upstream:STATION,DIM,VOCAB or demo
         #[arg(long, global = true, env = "AEON_MODEL", value_name = "M", help_heading = "Model")]
         model: String,
         /// Layers to serve, LO..HI; all of them by default

@@ -150,6 +150,9 @@ impl Fit {
         let metadata = serde_json::to_string(&metadata)?;
         let bases = PcaBases { hidden_dim: spec.hidden_dim(), methodology: spec.id(), metadata, layers };
         if !self.methodology.exists() {
+            if let Some(folder) = self.methodology.parent() {
+                std::fs::create_dir_all(folder).with_context(|| format!("making the folder {}", folder.display()))?;
+            }
             write_atomically(&self.methodology, format!("{}\n", spec.canonical()).as_bytes())?;
         }
         write_pca_bases(&self.out, &bases)?;

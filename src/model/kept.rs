@@ -7,7 +7,7 @@
 //! - of the first single position after such a request, since it may be the remainder of a prefill;
 //! - of the latest position, whatever it came with.
 //!
-//! Older tails go first when there are more than [`MAX_TAILS`]. So the tail of the last prefill is there for as long as
+//! Older tails go first when there are more than `MAX_TAILS`. So the tail of the last prefill is there for as long as
 //! decoding goes on, token by token, and a capture may come late. Going back to a position drops every tail behind it: a
 //! tail always belongs to the positions that the session holds now.
 
