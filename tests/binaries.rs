@@ -515,3 +515,16 @@ fn every_program_describes_itself() {
     assert_code(&ctl(&["man", text(dir.path())]), 0, "");
     assert!(dir.path().join("aeonctl.1").exists() && dir.path().join("aeonctl-generate.1").exists());
 }
+
+#[test]
+fn a_reader_that_goes_away_ends_the_client_without_a_message() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_aeonctl"))
+        .args(["completions", "bash"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+}

@@ -123,6 +123,8 @@ impl Context {
 }
 
 fn main() -> ExitCode {
+    // A reader that has seen enough (head, less) ends this program as it ends others, without a message.
+    sigpipe::reset();
     let cli: Cli = common::parse();
     common::start_logging();
     let options = ClientOptions {
