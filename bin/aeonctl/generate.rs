@@ -59,6 +59,9 @@ pub(crate) struct Generate {
     /// Components at most, with --wire pcar [default: as many as the basis has]
     #[arg(long, value_name = "K", requires = "wire")]
     k: Option<u32>,
+    /// Skip the prefill if all stations remember the prompt; let them remember it otherwise
+    #[arg(long)]
+    replay: bool,
     /// Put the prompt into the model's chat template
     #[arg(long)]
     chat: bool,
@@ -87,6 +90,9 @@ impl Generate {
         let mut pipeline = Pipeline::connect(stations, &context.options).await?;
         if self.wire == WireForm::Pcar {
             pipeline.set_wire(Wire::Pcar(PcarWire { k: self.k, ..PcarWire::default() }));
+        }
+        if self.replay {
+            pipeline.use_replay();
         }
         let tokenizer = tokenizer_for(self.tokenizer.as_deref(), &pipeline)?;
         let ids = self.encode(&tokenizer, &prompt, &pipeline)?;
@@ -146,6 +152,8 @@ impl Generate {
             println!();
             eprint!("\n{}", report::text(&generated, ids.len(), &hops));
         }
+        // A capture that is under way ends first: it takes what the session holds.
+        pipeline.captured().await;
         // The memory on the stations is given back; that it cannot be is no failure of the text.
         let _ = pipeline.reset().await;
         Ok(())
