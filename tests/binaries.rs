@@ -450,6 +450,13 @@ fn aeonctl_asks_and_answers_in_text_and_json() {
     assert_eq!(sampled("5"), sampled("5"));
     assert_ne!(sampled("5"), sampled("6"));
     assert_eq!(json(&["--json", "health"])[0]["sessions"], 0);
+    // What both stations remember of the prompt is not computed again, and goes on with the same tokens.
+    for hits in [0, 1] {
+        let replayed = json(&["--json", "generate", prompt, "--max-tokens", "16", "--replay"]);
+        assert_eq!(replayed["tokens"], generated["tokens"]);
+        let health = json(&["--json", "health"]);
+        assert_eq!([0, 1].map(|station: usize| health[station]["replay"]["hits"].as_u64()), [Some(hits); 2]);
+    }
 
     let forward = |arguments: &[&str]| ctl(&[&["--station", &first, "forward"][..], arguments].concat());
     let residuals = dir.path().join("residuals");
