@@ -5,7 +5,6 @@ use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Instant};
 use crate::{
     admin::HttpListener,
     basis::{Registry, registry::RegistryError},
-    codec::Framing,
     config::Config,
     model::{
         LayerRange,
@@ -142,7 +141,6 @@ impl Node {
             node.tcp = Some(tcp.local_addr().map_err(listen_error("TCP".to_owned()))?);
             let framing = config.tcp_framing;
             let options = ConnectionOptions { framing, ..config.connection.clone() };
-            debug_assert!(matches!(framing, Framing::Prefixed | Framing::Bare));
             node.shutdown.spawn(tcp.run(acceptor.with_options(options)));
         }
         if let Some(udp) = udp {

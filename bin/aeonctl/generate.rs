@@ -3,9 +3,11 @@
 use std::{
     io::{IsTerminal, Read, Write},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use aeon_station::{
+    basis::BasisFile,
     client::{
         Pipeline, Wire,
         generate::{GenerateOptions, generate},
@@ -59,6 +61,9 @@ pub(crate) struct Generate {
     /// Components at most, with --wire pcar [default: as many as the basis has]
     #[arg(long, value_name = "K", requires = "wire")]
     k: Option<u32>,
+    /// With --wire pcar, use only this basis; this client then also compresses for stations behind one that has no basis
+    #[arg(long, value_name = "FILE.pcab")]
+    basis: Option<PathBuf>,
     /// Skip the prefill if all stations remember the prompt; let them remember it otherwise
     #[arg(long)]
     replay: bool,
@@ -89,7 +94,9 @@ impl Generate {
         };
         let mut pipeline = Pipeline::connect(stations, &context.options).await?;
         if self.wire == WireForm::Pcar {
-            pipeline.set_wire(Wire::Pcar(PcarWire { k: self.k, ..PcarWire::default() }));
+            let local = self.basis.as_deref().map(BasisFile::open).transpose()?.map(Arc::new);
+            let basis_fp = local.as_ref().map(|basis| basis.basis_fp());
+            pipeline.set_wire(Wire::Pcar(PcarWire { basis_fp, k: self.k, local }));
         }
         if self.replay {
             pipeline.use_replay();

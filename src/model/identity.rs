@@ -7,9 +7,6 @@ use std::any::Any;
 
 use super::{Cache, CancelToken, Head, HeadOutput, LayerRange, ModelError, ModelInfo, head::Collector};
 
-/// The vocabulary unless another one is asked for.
-pub const DEFAULT_VOCAB: usize = 65_536;
-
 /// The identity backend.
 #[derive(Debug)]
 pub struct Identity {
