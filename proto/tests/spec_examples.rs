@@ -12,8 +12,10 @@ struct Example {
     stream_id: u16,
     sequence: u32,
     flags: u8,
-    meta: String,
+    /// `None` for a frame with an empty payload.
+    meta: Option<String>,
     body: Vec<u8>,
+    /// The frame, without the length in front of it that streams have.
     bytes: Vec<u8>,
 }
 
@@ -33,16 +35,25 @@ fn examples() -> Vec<Example> {
     for part in text.split("```frame ").skip(1) {
         let (info, rest) = part.split_once('\n').unwrap();
         let (bytes, _) = rest.split_once("```").unwrap();
-        let (fields, meta) = info.split_once(" meta=").unwrap();
-        let (meta, body) = meta.split_once(" body=").unwrap_or((meta, ""));
+        let (fields, meta) = info.split_once(" meta=").map_or((info, None), |(fields, meta)| (fields, Some(meta)));
+        let (meta, body) = match meta.and_then(|meta| meta.split_once(" body=")) {
+            Some((meta, body)) => (Some(meta), body),
+            None => (meta, ""),
+        };
         let field = |name: &str| number(fields.split(' ').find_map(|field| field.strip_prefix(name)).unwrap());
+        let mut bytes = hex(bytes);
+        if fields.starts_with("prefixed ") {
+            let frame = bytes.split_off(4);
+            assert_eq!(bytes, (frame.len() as u32).to_be_bytes(), "{info}");
+            bytes = frame;
+        }
         found.push(Example {
             stream_id: field("stream=") as u16,
             sequence: field("sequence="),
             flags: field("flags=") as u8,
-            meta: meta.to_owned(),
+            meta: meta.map(str::to_owned),
             body: hex(body),
-            bytes: hex(bytes),
+            bytes,
         });
     }
     found
@@ -51,17 +62,21 @@ fn examples() -> Vec<Example> {
 #[test]
 fn every_example_decodes_to_what_stands_beside_it_and_encodes_to_its_bytes() {
     let examples = examples();
-    assert_eq!(examples.len(), 3);
+    assert_eq!(examples.len(), 20);
     for example in examples {
-        let frame = Frame::decode_exact(&example.bytes).unwrap_or_else(|error| panic!("{}: {error}", example.meta));
+        let frame = Frame::decode_exact(&example.bytes).unwrap_or_else(|error| panic!("{:?}: {error}", example.meta));
         assert_eq!((frame.stream_id, frame.sequence), (example.stream_id, example.sequence));
         assert_eq!(frame.flags, Flags(example.flags));
+        let Some(meta) = example.meta else {
+            assert!(frame.payload.is_empty() && example.body.is_empty());
+            continue;
+        };
         let payload = Payload::decode(frame.payload).unwrap();
-        assert_eq!((payload.meta, payload.body), (&*example.meta, &*example.body));
-        assert!(!Object::parse(payload.meta).unwrap().is_empty());
+        assert_eq!((payload.meta, payload.body), (&*meta, &*example.body));
+        assert_eq!(Object::parse(payload.meta).unwrap().is_empty(), meta.is_empty());
         let mut again = Vec::new();
         let mut writer = FrameWriter::new(&mut again, example.stream_id, example.sequence, Flags(example.flags));
-        writer.meta_text(&example.meta);
+        writer.meta_text(&meta);
         writer.body().extend_from_slice(&example.body);
         writer.finish().unwrap();
         assert_eq!(again, example.bytes);
