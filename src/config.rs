@@ -14,6 +14,7 @@ use clap::Args;
 use serde::Deserialize;
 
 use crate::{
+    auth_key,
     basis::registry::Source,
     codec::Framing,
     model::load::{LayerSpec, ModelSpec, SpecError},
@@ -22,8 +23,14 @@ use crate::{
         peer::{AllowList, CredentialList, parse_network},
         uds::{self, UdsOptions},
     },
-    station::limits::{Limits, MAX_DATAGRAM_LEN},
+    station::{
+        auth::AuthOptions,
+        limits::{Limits, MAX_DATAGRAM_LEN},
+    },
 };
+
+/// Seconds that clocks may differ.
+const DEFAULT_AUTH_WINDOW: u64 = 30;
 
 /// Why a configuration is refused. Nothing was bound and no model was loaded.
 #[derive(Debug, thiserror::Error)]
@@ -59,6 +66,17 @@ pub enum ConfigError {
     /// Methodologies are only looked at for bases.
     #[error("--methodologies without --bases; add --bases DIR or leave it out")]
     MethodologiesWithoutBases,
+    /// The file with the shared key cannot be used.
+    #[error("cannot use the key file {path}")]
+    Key {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: auth_key::KeyFileError,
+    },
+    /// Settings of authentication without a key.
+    #[error("--auth-window and --auth-exempt-unix need --auth-key-file FILE")]
+    AuthWithoutKey,
     /// A value that does not belong there.
     #[error("{name} is {got:?}, expected {expected}")]
     Value {
@@ -144,6 +162,15 @@ settings! {
         /// Networks that may send over UDP, TCP and HTTP; replaces the default, loopback
         #[arg(long, global = true, env = "AEON_ALLOW", value_name = "CIDR", value_delimiter = ',', help_heading = "Listeners")]
         allow: Vec<String>,
+        /// File with the shared key (at least 16 bytes) that requests must be signed with [default: the systemd credential auth-key, else none]
+        #[arg(long, global = true, env = "AEON_AUTH_KEY_FILE", value_name = "FILE", help_heading = "Listeners")]
+        auth_key_file: PathBuf,
+        /// Seconds that the time of a signed request may be off [default: 30]
+        #[arg(long, global = true, env = "AEON_AUTH_WINDOW", value_name = "SECONDS", help_heading = "Listeners")]
+        auth_window: u64,
+        /// Take unsigned requests on the Unix socket all the same
+        #[arg(long, global = true, env = "AEON_AUTH_EXEMPT_UNIX", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", help_heading = "Listeners")]
+        auth_exempt_unix: bool,
         /// Serve clients that know flag 0x20 as POISON: every reply carries FIN alone (not with UDP)
         #[arg(long, global = true, env = "AEON_STOCK_CLIENTS", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", help_heading = "Listeners")]
         stock_clients: bool,
@@ -275,6 +302,8 @@ pub struct Config {
     pub http: Option<SocketAddr>,
     /// Who may send over UDP, TCP and HTTP.
     pub allow: AllowList,
+    /// The shared key that requests must be signed with; `None` for none.
+    pub auth: Option<AuthOptions>,
     /// Options of connections.
     pub connection: ConnectionOptions,
     /// Whether requests without a session share one per connection.
@@ -374,6 +403,7 @@ impl TryFrom<Settings> for Config {
             tcp_framing: if listen.bare_frames.unwrap_or(false) { Framing::Bare } else { Framing::Prefixed },
             http: listen.http,
             allow,
+            auth: auth(listen.auth_key_file, listen.auth_window, listen.auth_exempt_unix)?,
             connection,
             connection_session: listen.connection_session.unwrap_or(false),
             max_connections: positive("max-connections", limits.max_connections, 16_384)?,
@@ -381,6 +411,29 @@ impl TryFrom<Settings> for Config {
             grace: Duration::from_secs(limits.grace.unwrap_or(10)),
         })
     }
+}
+
+/// The key from its file, or from the credential that systemd hands over.
+fn auth(
+    file: Option<PathBuf>,
+    window: Option<u64>,
+    exempt_unix: Option<bool>,
+) -> Result<Option<AuthOptions>, ConfigError> {
+    let Some(path) = file.or_else(auth_key::credential) else {
+        return match (window, exempt_unix) {
+            (None, None | Some(false)) => Ok(None),
+            _ => Err(ConfigError::AuthWithoutKey),
+        };
+    };
+    let window = match window.unwrap_or(DEFAULT_AUTH_WINDOW) {
+        window @ 1..=3600 => Duration::from_secs(window),
+        window => {
+            let expected = "seconds from 1 to 3600";
+            return Err(ConfigError::Value { name: "auth-window", got: window.to_string(), expected });
+        }
+    };
+    let key = auth_key::read(&path).map_err(|source| ConfigError::Key { path, source })?;
+    Ok(Some(AuthOptions { key, window, exempt_unix: exempt_unix.unwrap_or(false) }))
 }
 
 #[cfg(test)]
@@ -428,7 +481,16 @@ mod tests {
         };
         assert_eq!(check(|_| ()), Ok(()));
         type Edit = fn(&mut Settings);
-        let cases: [(Edit, &str); 8] = [
+        let cases: [(Edit, &str); 11] = [
+            (|s| s.listen.auth_key_file = Some("/nowhere".into()), "/nowhere"),
+            (|s| s.listen.auth_window = Some(5), "--auth-key-file"),
+            (
+                |s| {
+                    s.listen.auth_key_file = Some("Cargo.toml".into());
+                    s.listen.auth_window = Some(0);
+                },
+                "auth-window",
+            ),
             (|s| s.listen.uds = None, "nothing to listen on"),
             (|s| s.model.model = Some("identity:x".into()), "identity"),
             (|s| s.model.layers = Some("5..2".into()), "layers"),

@@ -121,6 +121,9 @@ impl Node {
         let name = config.name.clone().unwrap_or_else(|| model.info().name.clone());
         let station = Station::with_bases(name, model, bases, config.limits.clone(), config.workers);
         let station = station.map_err(StartError::Threads)?;
+        if let Some(auth) = &config.auth {
+            station.require_auth(auth.clone());
+        }
         let station = Arc::new(station);
         let shutdown = Shutdown::default();
         let acceptor = Acceptor::new(

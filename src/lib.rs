@@ -4,6 +4,7 @@
 //! and the client.
 
 pub mod admin;
+pub mod auth_key;
 pub mod basis;
 pub mod client;
 pub mod codec;

@@ -36,6 +36,8 @@ pub struct Dropped {
     pub stale: Counter,
     /// A reply that would have been too large for an address that is not proven.
     pub amplification: Counter,
+    /// Not signed with the station's key, over UDP; or a cancel that is not.
+    pub unauthenticated: Counter,
     /// A cancel of nothing in flight.
     pub idle_cancel: Counter,
 }

@@ -35,6 +35,9 @@ struct Cli {
     /// Frames without a length in front, on TCP
     #[arg(long, global = true)]
     bare_frames: bool,
+    /// File with the shared key of the stations, if they take only signed requests
+    #[arg(long, env = "AEON_AUTH_KEY_FILE", value_name = "FILE", global = true)]
+    auth_key_file: Option<PathBuf>,
     /// Seconds to wait for an answer
     #[arg(long, value_name = "SECONDS", default_value_t = 120, global = true)]
     timeout: u64,
@@ -127,7 +130,16 @@ fn main() -> ExitCode {
     sigpipe::reset();
     let cli: Cli = common::parse();
     common::start_logging();
+    let auth = match cli.auth_key_file.as_deref().map(|path| (path, aeon_station::auth_key::read(path))) {
+        None => None,
+        Some((_, Ok(key))) => Some(key),
+        Some((path, Err(error))) => {
+            eprintln!("error: cannot use the key file {}: {error}", path.display());
+            return ExitCode::from(common::USAGE);
+        }
+    };
     let options = ClientOptions {
+        auth,
         framing: match cli.bare_frames {
             true => aeon_station::codec::Framing::Bare,
             false => aeon_station::codec::Framing::Prefixed,

@@ -13,6 +13,7 @@ extern crate alloc;
 #[cfg(any(feature = "std", test))]
 extern crate std;
 
+pub mod auth;
 pub mod bw;
 pub mod bwah;
 pub mod cursor;

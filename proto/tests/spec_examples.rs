@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use aeon_proto::{
+    auth::{Key, Stamp},
     frame::{Flags, Frame},
     json::Object,
     payload::{FrameWriter, Payload},
@@ -62,7 +63,7 @@ fn examples() -> Vec<Example> {
 #[test]
 fn every_example_decodes_to_what_stands_beside_it_and_encodes_to_its_bytes() {
     let examples = examples();
-    assert_eq!(examples.len(), 20);
+    assert_eq!(examples.len(), 22);
     for example in examples {
         let frame = Frame::decode_exact(&example.bytes).unwrap_or_else(|error| panic!("{:?}: {error}", example.meta));
         assert_eq!((frame.stream_id, frame.sequence), (example.stream_id, example.sequence));
@@ -81,4 +82,21 @@ fn every_example_decodes_to_what_stands_beside_it_and_encodes_to_its_bytes() {
         writer.finish().unwrap();
         assert_eq!(again, example.bytes);
     }
+}
+
+#[test]
+fn the_signed_examples_are_signed() {
+    let key = Key::from_secret(b"correct horse battery staple").unwrap();
+    let signed: Vec<Example> =
+        examples().into_iter().filter(|e| e.meta.as_ref().is_some_and(|meta| meta.contains("\"auth\""))).collect();
+    let [request, reply] = &*signed else { panic!("{} signed examples", signed.len()) };
+    let stamp = Stamp { ts: 1_764_547_200_000, nonce: 0x0001_0203_0405_0607_0809_0a0b_0c0d_0e0f };
+    let request = Frame::decode_exact(&request.bytes).unwrap();
+    assert_eq!(key.verify_request(&request), Ok(stamp));
+    let reply = Frame::decode_exact(&reply.bytes).unwrap();
+    assert_eq!(key.verify_reply(&reply, stamp.nonce), Ok(()));
+    let mut again = Vec::new();
+    Frame { payload: b"\0\0\x01\0\0\0", ..request }.encode(&mut again).unwrap();
+    key.sign_request(&mut again, 0, stamp).unwrap();
+    assert_eq!(Frame::decode_exact(&again).unwrap(), request);
 }

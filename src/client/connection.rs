@@ -14,6 +14,7 @@ use std::{
 };
 
 use aeon_proto::{
+    auth::{self, AuthError, SignError, Stamp},
     frame::{Flags, Frame, MAX_FRAME_LEN},
     json::{Object, Value},
     payload::{FrameWriter, MetaWriter, Payload},
@@ -60,6 +61,8 @@ pub struct ClientOptions {
     pub request_timeout: Duration,
     /// Time until a UDP request is repeated for the first time; doubled for each further time, up to 16 times.
     pub first_retry: Duration,
+    /// The shared key of stations that take only signed requests. Answers must then be signed too.
+    pub auth: Option<auth::Key>,
 }
 
 impl Default for ClientOptions {
@@ -69,6 +72,7 @@ impl Default for ClientOptions {
             connect_timeout: Duration::from_secs(5),
             request_timeout: Duration::from_secs(120),
             first_retry: Duration::from_millis(250),
+            auth: None,
         }
     }
 }
@@ -132,6 +136,8 @@ type Key = (u16, u32);
 #[derive(Debug)]
 enum Event {
     Answer(OwnedFrame),
+    /// An answer on a stream without the signature that it must have.
+    Unsigned(AuthError, OwnedFrame),
     /// The port is closed (UDP): the request may be repeated.
     Refused(io::Error),
     Ended(String),
@@ -139,8 +145,15 @@ enum Event {
 
 #[derive(Debug)]
 enum Waiting {
-    Open(HashMap<Key, mpsc::UnboundedSender<Event>>),
+    Open(HashMap<Key, Waiter>),
     Ended(String),
+}
+
+#[derive(Debug)]
+struct Waiter {
+    events: mpsc::UnboundedSender<Event>,
+    /// What its answer must be signed for.
+    nonce: Option<u128>,
 }
 
 #[derive(Debug)]
@@ -163,17 +176,39 @@ impl Shared {
     fn deliver(&self, frame: OwnedFrame) {
         // Failures of stock-client mode carry FIN alone; everything a station sends to a request is an answer.
         if let Waiting::Open(requests) = &*self.waiting()
-            && let Some(request) = requests.get(&(frame.stream_id, frame.sequence))
+            && let Some(waiter) = requests.get(&(frame.stream_id, frame.sequence))
         {
-            let _ = request.send(Event::Answer(frame));
+            let event = match self.check_signature(&frame, waiter) {
+                Ok(()) => Event::Answer(frame),
+                // Anyone can send a datagram that looks like an answer.
+                Err(_) if self.is_udp => return,
+                Err(error) => Event::Unsigned(error, frame),
+            };
+            let _ = waiter.events.send(event);
         }
+    }
+
+    fn check_signature(&self, frame: &OwnedFrame, waiter: &Waiter) -> Result<(), AuthError> {
+        let (Some(key), Some(nonce)) = (&self.options.auth, waiter.nonce) else { return Ok(()) };
+        let OwnedFrame { stream_id, sequence, flags, payload } = frame;
+        let frame = Frame { stream_id: *stream_id, sequence: *sequence, flags: *flags, payload };
+        key.verify_reply(&frame, nonce)
+    }
+
+    /// Signs a request frame if stations need that; returns the nonce that its answer must be signed for.
+    fn sign(&self, frame: &mut Vec<u8>) -> Result<Option<u128>, SignError> {
+        let Some(key) = &self.options.auth else { return Ok(None) };
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let stamp = Stamp { ts: now.as_millis() as u64, nonce: rand::random() };
+        key.sign_request(frame, 0, stamp)?;
+        Ok(Some(stamp.nonce))
     }
 
     fn end(&self, reason: &str) {
         let waiting = std::mem::replace(&mut *self.waiting(), Waiting::Ended(reason.to_owned()));
         if let Waiting::Open(requests) = waiting {
-            for request in requests.into_values() {
-                let _ = request.send(Event::Ended(reason.to_owned()));
+            for waiter in requests.into_values() {
+                let _ = waiter.events.send(Event::Ended(reason.to_owned()));
             }
         }
     }
@@ -202,7 +237,7 @@ impl Drop for Registration<'_> {
         if !self.answered {
             let frame = Frame { stream_id: self.key.0, sequence: self.key.1, flags: Flags::VENT, payload: &[] };
             let mut bytes = Vec::new();
-            if frame.encode(&mut bytes).is_ok() {
+            if frame.encode(&mut bytes).is_ok() && self.shared.sign(&mut bytes).is_ok() {
                 let _ = self.shared.outgoing.send(bytes.into());
             }
         }
@@ -439,13 +474,13 @@ impl Client {
     ) -> Result<Reply, ClientError> {
         let shared = &*self.shared;
         let sequence = shared.next_sequence.fetch_add(1, Ordering::Relaxed);
-        let request = self.encode(route, sequence, meta, body)?;
+        let (request, nonce) = self.encode(route, sequence, meta, body)?;
         let (events, mut answer) = mpsc::unbounded_channel();
         let key = (route.0, sequence);
         let closed = |reason: String| ClientError::Closed { station: shared.address.clone(), route, reason };
         match &mut *shared.waiting() {
             Waiting::Ended(reason) => return Err(closed(reason.clone())),
-            Waiting::Open(requests) => requests.insert(key, events),
+            Waiting::Open(requests) => requests.insert(key, Waiter { events, nonce }),
         };
         let mut registration = Registration { shared, key, answered: false };
         let started = Instant::now();
@@ -458,6 +493,12 @@ impl Client {
                 Ok(Some(Event::Answer(frame))) => {
                     registration.answered = true;
                     return self.decode(route, frame);
+                }
+                Ok(Some(Event::Unsigned(error, frame))) => {
+                    registration.answered = true;
+                    let station = shared.address.clone();
+                    let said = self.decode(route, frame).err().map(|error| error.to_string());
+                    return Err(ClientError::NotAuthentic { station, route, error, said });
                 }
                 Ok(Some(Event::Refused(error))) => {
                     refusals += 1;
@@ -491,7 +532,7 @@ impl Client {
         sequence: u32,
         meta: &impl Fn(&mut MetaWriter<'_, '_>),
         body: &[u8],
-    ) -> Result<Bytes, ClientError> {
+    ) -> Result<(Bytes, Option<u128>), ClientError> {
         let mut bytes = Vec::with_capacity(body.len() + 256);
         let mut frame = FrameWriter::new(&mut bytes, route.0, sequence, Flags::NONE);
         meta(&mut frame.meta());
@@ -509,11 +550,12 @@ impl Client {
         }
         frame.body().extend_from_slice(body);
         frame.finish()?;
+        let nonce = self.shared.sign(&mut bytes)?;
         let (len, max) = (bytes.len(), self.shared.max_request_len);
         if len > max {
             return Err(ClientError::RequestTooLarge { station: self.shared.address.clone(), route, len, max });
         }
-        Ok(bytes.into())
+        Ok((bytes.into(), nonce))
     }
 
     fn decode(&self, route: Route, frame: OwnedFrame) -> Result<Reply, ClientError> {
@@ -547,9 +589,9 @@ impl Shared {
     /// Tells every waiting request that the peer's port refused a datagram, or that one could not be sent.
     fn refused(&self, error: &io::Error) {
         if let Waiting::Open(requests) = &*self.waiting() {
-            for request in requests.values() {
+            for waiter in requests.values() {
                 let copy = error.raw_os_error().map_or_else(|| error.kind().into(), io::Error::from_raw_os_error);
-                let _ = request.send(Event::Refused(copy));
+                let _ = waiter.events.send(Event::Refused(copy));
             }
         }
     }

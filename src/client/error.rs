@@ -2,7 +2,13 @@
 
 use std::{io, time::Duration};
 
-use aeon_proto::{frame::EncodeError, json, route::Route, status::Status};
+use aeon_proto::{
+    auth::{AuthError, SignError},
+    frame::EncodeError,
+    json,
+    route::Route,
+    status::Status,
+};
 
 use super::address::StationAddress;
 use crate::codec::StreamError;
@@ -37,7 +43,7 @@ pub enum ClientError {
         reason: String,
     },
     /// No answer in time.
-    #[error("station {station} did not answer {route} within {waited:?}")]
+    #[error("station {station} did not answer {route} within {waited:?}{}", silence(station))]
     Timeout {
         /// Which station.
         station: StationAddress,
@@ -70,6 +76,21 @@ pub enum ClientError {
         /// What is wrong with it.
         problem: String,
     },
+    /// An answer that is not signed by the station's key.
+    #[error(
+        "answer of station {station} to {route} does not count: {error}; {}",
+        said.as_deref().unwrap_or("check that it runs with the same --auth-key-file")
+    )]
+    NotAuthentic {
+        /// Which station.
+        station: StationAddress,
+        /// What was asked.
+        route: Route,
+        /// What is wrong with it.
+        error: AuthError,
+        /// What the answer says, if it is a refusal.
+        said: Option<String>,
+    },
     /// A request that does not fit a frame or datagram.
     #[error("request {route} of {len} bytes does not fit what station {station} takes ({max})")]
     RequestTooLarge {
@@ -85,6 +106,9 @@ pub enum ClientError {
     /// A request that cannot be encoded.
     #[error("request cannot be encoded")]
     Encode(#[from] EncodeError),
+    /// A request that cannot be signed.
+    #[error("request cannot be signed")]
+    Sign(#[from] SignError),
     /// The stations named are not one model.
     #[error("the stations named do not make one model: {problem}")]
     Mesh {
@@ -127,6 +151,16 @@ impl ClientError {
             json::Value::String(value) => Some(value.clone().into_owned()),
             _ => None,
         }
+    }
+}
+
+/// What may be behind silence: over UDP stations do not answer strangers.
+const fn silence(station: &StationAddress) -> &'static str {
+    match station {
+        StationAddress::Udp(_) => {
+            "; check that it runs, that its --allow covers this address, and whether it needs --auth-key-file"
+        }
+        _ => "",
     }
 }
 

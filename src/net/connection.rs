@@ -499,9 +499,12 @@ impl<S: StreamSocket> Connection<S> {
                 self.parked.push_back(Parked { stream_id, sequence, flags, payload: payload.to_vec(), arrived: now });
             }
             Kind::Request => self.request(frame, now),
+            Kind::Cancel if !self.station.admits_cancel(self.peer.carrier, &frame) => {}
             Kind::Cancel => self.cancel(frame.stream_id, frame.sequence),
             Kind::NeverAnswered if self.options.stock_clients && is_poison(frame.flags) => {
-                self.cancel(frame.stream_id, frame.sequence);
+                if self.station.admits_cancel(self.peer.carrier, &frame) {
+                    self.cancel(frame.stream_id, frame.sequence);
+                }
             }
             Kind::NeverAnswered => dropped.never_answered.add_one(),
         }

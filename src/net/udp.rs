@@ -254,6 +254,7 @@ impl Service {
         match frame.flags.kind() {
             Kind::Request if frame.payload.is_empty() => dropped.empty.add_one(),
             Kind::Request => self.request(path, key, frame, now),
+            Kind::Cancel if !self.station.admits_cancel(Carrier::Udp, &frame) => {}
             Kind::Cancel => match self.in_flight.get(&key) {
                 Some((_, cancel)) => cancel.cancel(),
                 None => dropped.idle_cancel.add_one(),

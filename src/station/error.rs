@@ -14,6 +14,7 @@ use aeon_proto::{
     status::Status,
 };
 
+use super::auth::Refused;
 use crate::{
     codec::StreamError,
     model::{ModelError, kept::Provenance},
@@ -50,6 +51,9 @@ pub enum RequestError {
         /// When to come back.
         retry_after_ms: u64,
     },
+    /// Not signed with the station's key, or not to be taken for its stamp.
+    #[error(transparent)]
+    NotAuthenticated(#[from] Refused),
     /// A large reply to an address that may be forged.
     #[error("address not proven: repeat the request with this token in its meta, or pad it to a third of its reply")]
     AddressNotProven {
@@ -378,7 +382,7 @@ impl RequestError {
             Self::UnknownBasis { .. } | Self::MethodologyMismatch { .. } | Self::BoundaryNotInBasis { .. } => {
                 Status::PRECONDITION_FAILED
             }
-            Self::PeerNotAllowed | Self::AddressNotProven { .. } => Status::FORBIDDEN,
+            Self::PeerNotAllowed | Self::NotAuthenticated(_) | Self::AddressNotProven { .. } => Status::FORBIDDEN,
             Self::UnknownRoute(_) | Self::ShardKeyUnknown => Status::NOT_FOUND,
             Self::RouteNotEnabled(_) | Self::NotHere { .. } | Self::CacheNotPortable => Status::NOT_IMPLEMENTED,
             Self::Boundary { .. }
@@ -405,6 +409,9 @@ impl RequestError {
     /// The fields that a vent carries beside status and text.
     fn fields(&self, meta: &mut MetaWriter<'_, '_>) {
         match self {
+            Self::NotAuthenticated(Refused::Stale { now_ms, .. }) => {
+                meta.unsigned("now_ms", *now_ms);
+            }
             Self::AddressNotProven { token } => {
                 meta.string("token", token);
             }
@@ -480,6 +487,7 @@ impl RequestError {
             | Self::BoundaryNotInBasis { .. }
             | Self::LiftedNonFinite { .. }
             | Self::PeerNotAllowed
+            | Self::NotAuthenticated(Refused::NotAuthentic(_) | Refused::Forgotten | Refused::Replayed)
             | Self::UnknownRoute(_)
             | Self::RouteNotEnabled(_)
             | Self::Payload(_)

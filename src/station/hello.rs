@@ -72,7 +72,7 @@ impl Station {
             .strings("accepts", ["f32"].into_iter().chain((v1 && !bases.is_empty()).then_some("pcar")))
             .raw("limits", &limits.to_string());
         if v1 {
-            let max = context.max_reply_len.min(MAX_HELLO_LEN);
+            let max = context.max_reply_len.min(MAX_HELLO_LEN - aeon_proto::auth::MAX_REPLY_LEN);
             let room = max.saturating_sub(frame.len()).saturating_sub(r#","bases":[]}"#.len());
             frame.meta().raw("bases", &list(bases.bases(), room));
         }
@@ -92,6 +92,7 @@ impl Station {
             "duplicate": dropped.duplicate.value(),
             "stale": dropped.stale.value(),
             "amplification": dropped.amplification.value(),
+            "unauthenticated": dropped.unauthenticated.value(),
             "idle_cancel": dropped.idle_cancel.value(),
         });
         let (entries, bytes) = core.replay.usage();

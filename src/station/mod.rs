@@ -5,6 +5,7 @@
 //! carriers bring frames and take replies. Every fault of a request becomes one vent through [`error`].
 
 mod address;
+pub mod auth;
 mod duplicates;
 pub mod error;
 mod hello;
@@ -19,21 +20,22 @@ mod shard;
 use std::{
     net::SocketAddr,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
 
-use aeon_proto::{meta::RequestMeta, payload::Payload, route::Route};
+use aeon_proto::{frame::Frame, meta::RequestMeta, payload::Payload, route::Route};
 
 use self::{
     address::AddressTokens,
+    auth::{AuthOptions, Authenticator, Refused},
     duplicates::{Duplicates, Key, Known},
     error::RequestError,
     limits::Limits,
     replay::Prefix,
-    request::{Outcome, Peer, ReplyTo, Request},
+    request::{Carrier, Outcome, Peer, ReplyTo, Request},
     shard::ShardStore,
 };
 use crate::{
@@ -66,6 +68,7 @@ struct Core {
     started: Instant,
     draining: AtomicBool,
     addresses: AddressTokens,
+    auth: OnceLock<Authenticator>,
     duplicates: Duplicates,
     replay: ReplayCache,
     shards: ShardStore,
@@ -108,6 +111,7 @@ impl Station {
             started,
             draining: AtomicBool::new(false),
             addresses: AddressTokens::new(started),
+            auth: OnceLock::new(),
             duplicates: Duplicates::default(),
         };
         Ok(Self { core: Arc::new(core), workers })
@@ -135,6 +139,22 @@ impl Station {
     #[must_use]
     pub fn bases(&self) -> &Arc<Registry> {
         &self.core.bases
+    }
+
+    /// From now on only requests signed with a key are taken. Called once, before carriers are started.
+    pub fn require_auth(&self, options: AuthOptions) {
+        let _ = self.core.auth.set(Authenticator::new(options));
+    }
+
+    /// Whether a frame that withdraws a request may do so: with a key, only one that is signed.
+    #[must_use]
+    pub fn admits_cancel(&self, carrier: Carrier, frame: &Frame<'_>) -> bool {
+        let Some(auth) = self.core.auth_for(carrier) else { return true };
+        let admitted = auth.verify(frame).and_then(|stamp| auth.take(stamp)).is_ok();
+        if !admitted {
+            self.core.counters.dropped.unauthenticated.add_one();
+        }
+        admitted
     }
 
     /// From now on new model work is refused with 503.
@@ -198,6 +218,19 @@ impl Station {
         out: &mut Vec<u8>,
         reply_to: impl FnOnce() -> Box<dyn ReplyTo>,
     ) -> Result<Outcome, RequestError> {
+        let auth = self.core.auth_for(request.peer.carrier);
+        let stamp = match auth.map(|auth| auth.verify(&request.frame)).transpose() {
+            Ok(stamp) => stamp,
+            // Over UDP a stranger must not even learn that someone is here.
+            Err(_) if request.peer.carrier == Carrier::Udp => {
+                self.core.counters.dropped.unauthenticated.add_one();
+                return Ok(Outcome::Silent);
+            }
+            Err(refused) => return Err(refused.into()),
+        };
+        if let Some(stamp) = stamp {
+            context.sign_for(stamp.nonce);
+        }
         let route = Route(request.frame.stream_id);
         match route {
             Route::HELLO | Route::HEALTH | Route::EMBED | Route::FORWARD | Route::LM_HEAD | Route::RESET => {}
@@ -209,38 +242,54 @@ impl Station {
         let payload = Payload::decode(request.frame.payload)?;
         let meta = RequestMeta::parse(payload.meta)?;
         context.prove(&self.core, meta.token.as_deref());
+        let session = match (&meta.session, &request.peer.default_session) {
+            (Some(name), _) => Some(Arc::from(&**name)),
+            (None, default) => default.clone(),
+        };
+        // What changes a session must not be done twice, and what a worker does need not be. What is signed is taken once,
+        // so that copies of it can be answered only from here.
+        let remembers = match route {
+            _ if stamp.is_some() => true,
+            Route::FORWARD | Route::FORWARD_PCA | Route::RESET | Route::AMPLITUHEDRON_REPLAY => {
+                session.is_some() || self.workers.is_some()
+            }
+            Route::HELLO | Route::HEALTH | Route::SHARD_PUT | Route::SHARD_GET => false,
+            _ => self.workers.is_some(),
+        };
+        if remembers && let Some(address) = request.peer.address {
+            let copy = Key::new(address, &request.frame);
+            match self.core.duplicates.begin(copy) {
+                Known::New => *key = Some(copy),
+                Known::InFlight => {
+                    self.core.counters.dropped.duplicate.add_one();
+                    return Ok(Outcome::Silent);
+                }
+                Known::Done(reply) => {
+                    if stamp.is_some() {
+                        context.unproven_len = None;
+                    }
+                    out.extend_from_slice(&reply);
+                    return Ok(Outcome::Replied);
+                }
+            }
+        }
+        if let (Some(auth), Some(stamp)) = (auth, stamp) {
+            match auth.take(stamp) {
+                Ok(()) => context.unproven_len = None,
+                // Someone sends a datagram again that is not theirs, or so late that it is not known any more.
+                Err(Refused::Replayed | Refused::Forgotten) if request.peer.carrier == Carrier::Udp => {
+                    self.core.counters.dropped.unauthenticated.add_one();
+                    return Ok(Outcome::Silent);
+                }
+                Err(refused) => return Err(refused.into()),
+            }
+        }
         match route {
             Route::HELLO => self.hello(&meta, context, out)?,
             Route::HEALTH => self.health(context, out)?,
             Route::SHARD_PUT => self.shard_put(payload.meta, context, out)?,
             Route::SHARD_GET => self.shard_get(payload.meta, context, out)?,
             _ => {
-                let session = match (&meta.session, &request.peer.default_session) {
-                    (Some(name), _) => Some(Arc::from(&**name)),
-                    (None, default) => default.clone(),
-                };
-                // What changes a session must not be done twice, and what a worker does need not be.
-                let changes = session.is_some()
-                    && matches!(
-                        route,
-                        Route::FORWARD | Route::FORWARD_PCA | Route::RESET | Route::AMPLITUHEDRON_REPLAY
-                    );
-                if let Some(address) = request.peer.address
-                    && (changes || self.workers.is_some())
-                {
-                    let copy = Key::new(address, &request.frame);
-                    match self.core.duplicates.begin(copy) {
-                        Known::New => *key = Some(copy),
-                        Known::InFlight => {
-                            self.core.counters.dropped.duplicate.add_one();
-                            return Ok(Outcome::Silent);
-                        }
-                        Known::Done(reply) => {
-                            out.extend_from_slice(&reply);
-                            return Ok(Outcome::Replied);
-                        }
-                    }
-                }
                 let prefix = Prefix { meta: &meta, text: payload.meta, context: *context, key: *key };
                 match route {
                     Route::AMPLITUHEDRON_REPLAY => return self.replay(prefix, out, reply_to),
@@ -262,12 +311,14 @@ struct Context {
     sequence: u32,
     success: aeon_proto::frame::Flags,
     failure: aeon_proto::frame::Flags,
-    carrier: request::Carrier,
+    carrier: Carrier,
     address: Option<SocketAddr>,
     max_reply_len: usize,
     /// The largest reply to an address that is not proven.
     unproven_len: Option<usize>,
     arrived: Instant,
+    /// The nonce of the request that replies are signed for.
+    nonce: Option<u128>,
 }
 
 impl Context {
@@ -284,7 +335,14 @@ impl Context {
             max_reply_len: max_reply_len.min(core.limits.max_frame_len),
             unproven_len: (!is_proven).then_some(frame_len.saturating_mul(AMPLIFICATION)),
             arrived: request.arrived,
+            nonce: None,
         }
+    }
+
+    /// From now on replies are signed, which makes them longer.
+    fn sign_for(&mut self, nonce: u128) {
+        self.nonce = Some(nonce);
+        self.max_reply_len = self.max_reply_len.saturating_sub(aeon_proto::auth::MAX_REPLY_LEN);
     }
 
     /// Lifts the limit on the size of replies if the token was issued to this address.
@@ -301,7 +359,7 @@ impl Context {
         if len <= self.max_reply_len {
             return Ok(());
         }
-        let datagram = self.carrier == request::Carrier::Udp;
+        let datagram = self.carrier == Carrier::Udp;
         Err(RequestError::ReplyTooLarge { len, max: self.max_reply_len, datagram })
     }
 
@@ -333,7 +391,21 @@ impl Context {
                 return false;
             }
         }
+        self.sign(core, start, out);
         true
+    }
+
+    /// Signs a reply to a signed request.
+    fn sign(&self, core: &Core, start: usize, out: &mut Vec<u8>) {
+        let (Some(nonce), Some(auth)) = (self.nonce, core.auth.get()) else { return };
+        if auth.key().sign_reply(out, start, nonce).is_err() {
+            let len = out.len().saturating_sub(start);
+            out.truncate(start);
+            let error = RequestError::ReplyTooLarge { len, max: self.max_reply_len, datagram: false };
+            self.write_vent(&error, out);
+            // A vent is short.
+            let _ = auth.key().sign_reply(out, start, nonce);
+        }
     }
 
     /// Whether an encoded reply is one that says 2xx.
@@ -344,6 +416,11 @@ impl Context {
 }
 
 impl Core {
+    /// The key that requests on this carrier need.
+    fn auth_for(&self, carrier: Carrier) -> Option<&Authenticator> {
+        self.auth.get().filter(|auth| carrier != Carrier::Unix || !auth.exempts_unix())
+    }
+
     fn retry_after_ms(&self) -> u64 {
         millis(self.limits.retry_after)
     }
