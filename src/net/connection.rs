@@ -39,6 +39,7 @@ use crate::{
         error::RequestError,
         request::{Outcome, Peer, ReplyTo, Request},
     },
+    telemetry::GaugeShare,
 };
 
 /// Bytes that one read takes at most.
@@ -49,6 +50,8 @@ const READS_PER_TURN: usize = 4;
 const LOOKAHEAD_LEN: usize = 64 * 1024;
 /// Bytes of replies that wait for their peer before its next request is handled: a few bytes can ask for a lot.
 const MAX_WAITING_LEN: usize = 1 << 20;
+/// Bytes that a connection may hold however much others do.
+const MIN_ROOM: usize = 16 * 1024;
 /// Time that a peer gets to read the last vent before a broken connection is closed.
 const LINGER: Duration = Duration::from_secs(1);
 /// How often a connection that is not being read looks whether its peer is still there.
@@ -211,6 +214,8 @@ struct Connection<S> {
     next_id: u64,
     done: mpsc::UnboundedSender<Completion>,
     last_request: Instant,
+    /// What this connection holds of the memory that all share.
+    buffered: GaugeShare,
 }
 
 /// Serves one connection until its peer, an error or `shutdown` ends it. All work that is still in flight then is
@@ -223,6 +228,7 @@ pub async fn serve<S: StreamSocket>(
     shutdown: Shutdown,
 ) {
     let (done, mut completions) = mpsc::unbounded_channel();
+    let buffered = station.counters().buffered_bytes.share();
     let mut connection = Connection {
         socket,
         peer,
@@ -242,6 +248,7 @@ pub async fn serve<S: StreamSocket>(
         next_id: 0,
         done,
         last_request: Instant::now(),
+        buffered,
     };
     let end = tokio::select! {
         end = connection.run(&mut completions, &shutdown) => end,
@@ -304,6 +311,7 @@ impl<S: StreamSocket> Connection<S> {
         let timer = tokio::time::sleep_until(timer_at.into());
         tokio::pin!(timer);
         loop {
+            self.check_room()?;
             let writing = !self.output.is_empty();
             let reading = self.phase == Phase::Open && self.parked_bytes < LOOKAHEAD_LEN && !writing;
             // The clock of a half frame runs only while the station reads: what the socket holds is not its peer's fault.
@@ -387,6 +395,37 @@ impl<S: StreamSocket> Connection<S> {
         self.catch_up()
     }
 
+    /// What this connection may hold now: as much as it leaves free. So one alone may hold half of all there is, many get
+    /// equal parts, and who comes last still finds some.
+    fn room(&self) -> usize {
+        let max = self.station.limits().max_buffered_bytes;
+        (max.saturating_sub(self.buffered.others()) / 2).max(MIN_ROOM)
+    }
+
+    /// Gives up a half frame or a peer that does not read if either takes memory that others need.
+    fn check_room(&mut self) -> io::Result<()> {
+        let held = self.carry.capacity() + self.parked_bytes + self.output.capacity();
+        let is_grown = held > self.buffered.held();
+        self.buffered.set(held);
+        if !is_grown || held <= MIN_ROOM {
+            return Ok(());
+        }
+        let room = self.room();
+        if held <= room {
+            return Ok(());
+        }
+        if !self.output.is_empty() {
+            return Err(io::Error::new(ErrorKind::OutOfMemory, "peer does not read its replies, and memory is short"));
+        }
+        if self.phase == Phase::Open && !self.carry.is_empty() {
+            let retry_after_ms = self.station.retry_after_ms();
+            self.with_output(|connection| {
+                connection.broken(RequestError::NoBufferRoom { held, room, retry_after_ms })
+            })?;
+        }
+        Ok(())
+    }
+
     /// Handles what was held back while too many replies were waiting, as far as its replies leave.
     fn catch_up(&mut self) -> io::Result<()> {
         while self.is_held && self.output.is_empty() {
@@ -401,7 +440,8 @@ impl<S: StreamSocket> Connection<S> {
 
     /// Whether so many replies are waiting that no request is handled before they have left.
     fn is_full(&mut self) -> bool {
-        self.is_held |= self.output.len() >= MAX_WAITING_LEN;
+        self.is_held |= self.output.len() >= MAX_WAITING_LEN
+            || (self.output.len() >= MIN_ROOM / 2 && self.output.len() >= self.room() / 2);
         self.is_held
     }
 
@@ -455,8 +495,15 @@ impl<S: StreamSocket> Connection<S> {
             }
             return;
         }
-        self.carry.extend_from_slice(bytes);
         let mut carry = std::mem::take(&mut self.carry);
+        // It grows by a quarter at a time, and not beyond the frame's end: room that nothing fills is taken from others.
+        let frame_len = carry
+            .get(self.options.framing.prefix_len()..)
+            .and_then(<[u8]>::first_chunk)
+            .map(|header| self.options.framing.prefix_len() + HEADER_LEN + Header::decode(header).payload_len as usize);
+        let wanted = (carry.len() + carry.len() / 4).min(frame_len.unwrap_or(0)).saturating_sub(carry.len());
+        carry.reserve_exact(wanted.max(bytes.len()));
+        carry.extend_from_slice(bytes);
         let used = self.frames(&carry, now);
         if used == carry.len() || self.phase != Phase::Open {
             self.carry_since = None;
@@ -464,6 +511,9 @@ impl<S: StreamSocket> Connection<S> {
         }
         if used > 0 {
             carry.drain(..used);
+            if carry.capacity() > 2 * SCRATCH_LEN {
+                carry.shrink_to_fit();
+            }
             self.carry_since = Some(now);
         }
         self.carry = carry;

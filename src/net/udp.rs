@@ -267,6 +267,7 @@ impl Service {
         let (address, ..) = key;
         let peer = Peer {
             carrier: Carrier::Udp,
+            connection: 0,
             address: Some(address),
             is_proven: address.ip().is_loopback(),
             max_reply_len: self.station.limits().max_datagram_len,
