@@ -46,6 +46,9 @@ use crate::{
 const SCRATCH_LEN: usize = 128 * 1024;
 /// Reads in a row before other connections get their turn.
 const READS_PER_TURN: usize = 4;
+/// Frames after which other connections get their turn, however few reads they came in. Tokio's own count is of reads, each of
+/// which may hold thousands of frames.
+const FRAMES_PER_TURN: u32 = 256;
 /// Bytes of requests that are kept while too many are in flight, to find cancels among them.
 const LOOKAHEAD_LEN: usize = 64 * 1024;
 /// Bytes of replies that wait for their peer before its next request is handled: a few bytes can ask for a lot.
@@ -202,7 +205,7 @@ struct Connection<S> {
     phase: Phase,
     carry: Vec<u8>,
     carry_since: Option<Instant>,
-    /// Whether requests in `carry` or `parked` wait for replies to leave.
+    /// Whether requests in `carry` or `parked` wait for replies to leave, or for the next turn.
     is_held: bool,
     parked: VecDeque<Parked>,
     parked_bytes: usize,
@@ -216,6 +219,9 @@ struct Connection<S> {
     last_request: Instant,
     /// What this connection holds of the memory that all share.
     buffered: GaugeShare,
+    /// Reads and frames since other connections had their turn.
+    reads: usize,
+    frames: u32,
 }
 
 /// Serves one connection until its peer, an error or `shutdown` ends it. All work that is still in flight then is
@@ -249,6 +255,8 @@ pub async fn serve<S: StreamSocket>(
         done,
         last_request: Instant::now(),
         buffered,
+        reads: 0,
+        frames: 0,
     };
     let end = tokio::select! {
         end = connection.run(&mut completions, &shutdown) => end,
@@ -312,6 +320,14 @@ impl<S: StreamSocket> Connection<S> {
         tokio::pin!(timer);
         loop {
             self.check_room()?;
+            if self.frames >= FRAMES_PER_TURN || self.reads >= READS_PER_TURN {
+                (self.reads, self.frames) = (0, 0);
+                tokio::task::yield_now().await;
+            }
+            if self.is_held && self.output.is_empty() {
+                self.catch_up()?;
+                continue;
+            }
             let writing = !self.output.is_empty();
             let reading = self.phase == Phase::Open && self.parked_bytes < LOOKAHEAD_LEN && !writing;
             // The clock of a half frame runs only while the station reads: what the socket holds is not its peer's fault.
@@ -426,9 +442,10 @@ impl<S: StreamSocket> Connection<S> {
         Ok(())
     }
 
-    /// Handles what was held back while too many replies were waiting, as far as its replies leave.
+    /// Handles what was held back while too many replies were waiting or others had their turn, as far as its replies leave
+    /// and this turn goes.
     fn catch_up(&mut self) -> io::Result<()> {
-        while self.is_held && self.output.is_empty() {
+        while self.is_held && self.output.is_empty() && self.frames < FRAMES_PER_TURN {
             self.is_held = false;
             self.output = OUTPUT.take();
             self.unpark();
@@ -438,9 +455,10 @@ impl<S: StreamSocket> Connection<S> {
         Ok(())
     }
 
-    /// Whether so many replies are waiting that no request is handled before they have left.
+    /// Whether so many replies are waiting that no request is handled before they have left, or this turn is over.
     fn is_full(&mut self) -> bool {
         self.is_held |= self.output.len() >= MAX_WAITING_LEN
+            || self.frames >= FRAMES_PER_TURN
             || (self.output.len() >= MIN_ROOM / 2 && self.output.len() >= self.room() / 2);
         self.is_held
     }
@@ -456,6 +474,9 @@ impl<S: StreamSocket> Connection<S> {
 
     fn read_into(&mut self, input: &mut [u8]) -> io::Result<()> {
         for _ in 0..READS_PER_TURN {
+            // Whole frames may have to wait for their turn, so no more is read than there is room for.
+            let most = input.len().min(self.room());
+            let input = input.get_mut(..most).unwrap_or_default();
             let len = match self.socket.try_read(input) {
                 Ok(0) => {
                     self.end_of_input();
@@ -470,7 +491,13 @@ impl<S: StreamSocket> Connection<S> {
             let bytes = input.get(..len).unwrap_or_default();
             self.with_output(|connection| connection.take(bytes, now))?;
             let more = len == input.len();
-            if !more || self.phase != Phase::Open || !self.output.is_empty() || self.parked_bytes >= LOOKAHEAD_LEN {
+            self.reads += usize::from(more);
+            if !more
+                || self.phase != Phase::Open
+                || self.is_held
+                || !self.output.is_empty()
+                || self.parked_bytes >= LOOKAHEAD_LEN
+            {
                 return Ok(());
             }
         }
@@ -502,8 +529,10 @@ impl<S: StreamSocket> Connection<S> {
             .and_then(<[u8]>::first_chunk)
             .map(|header| self.options.framing.prefix_len() + HEADER_LEN + Header::decode(header).payload_len as usize);
         let wanted = (carry.len() + carry.len() / 4).min(frame_len.unwrap_or(0)).saturating_sub(carry.len());
-        carry.reserve_exact(wanted.max(bytes.len()));
-        carry.extend_from_slice(bytes);
+        if !bytes.is_empty() {
+            carry.reserve_exact(wanted.max(bytes.len()));
+            carry.extend_from_slice(bytes);
+        }
         let used = self.frames(&carry, now);
         if used == carry.len() || self.phase != Phase::Open {
             self.carry_since = None;
@@ -540,6 +569,7 @@ impl<S: StreamSocket> Connection<S> {
     }
 
     fn frame(&mut self, frame: Frame<'_>, now: Instant) {
+        self.frames += 1;
         let dropped = &self.station.counters().dropped;
         match frame.flags.kind() {
             Kind::Request if frame.payload.is_empty() => dropped.empty.add_one(),

@@ -174,8 +174,11 @@ impl UdpCarrier {
                         if ready.is_writable() {
                             service.send_backlog();
                         }
-                        if let Err(error) = service.receive(&mut buffers) {
-                            after_receive_error(&error).await;
+                        match service.receive(&mut buffers) {
+                            Ok(false) => {}
+                            // Tokio counts system calls, each of which may bring hundreds of datagrams.
+                            Ok(true) => tokio::task::yield_now().await,
+                            Err(error) => after_receive_error(&error).await,
                         }
                     }
                     Err(error) => after_receive_error(&error).await,
@@ -207,7 +210,8 @@ struct Service {
 }
 
 impl Service {
-    fn receive(&mut self, buffers: &mut [u8]) -> io::Result<()> {
+    /// Handles what has come; returns whether there is more.
+    fn receive(&mut self, buffers: &mut [u8]) -> io::Result<bool> {
         for _ in 0..BATCHES_PER_TURN {
             let mut metas = [RecvMeta::default(); BATCH];
             let mut slices: Vec<IoSliceMut<'_>> = buffers.chunks_mut(BUFFER_LEN).map(IoSliceMut::new).collect();
@@ -216,7 +220,7 @@ impl Service {
                 socket.try_io(Interest::READABLE, || state.recv(UdpSockRef::from(socket), &mut slices, &mut metas));
             let count = match received {
                 Ok(count) => count,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
                 // A peer that closed its port before its reply came: nothing to do with anyone else.
                 Err(error) if error.kind() == ErrorKind::ConnectionRefused => continue,
                 Err(error) => return Err(error),
@@ -233,10 +237,10 @@ impl Service {
                 }
             }
             if count < BATCH {
-                return Ok(());
+                return Ok(false);
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     fn datagram(&mut self, path: Path, bytes: &[u8], now: Instant) {

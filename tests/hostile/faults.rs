@@ -214,6 +214,34 @@ async fn what_a_request_asks_for_counts_in_the_queue() {
     until("the queue is empty", async || health(&mut watch).await["queued_bytes"] == 0).await;
 }
 
+#[tokio::test]
+async fn who_sends_without_end_does_not_keep_the_thread() {
+    // Everything that serves has one thread here, and the one who sends two of its own.
+    let lab = Lab::identity().await;
+    let mut flood = BlockingTcp::connect(lab.tcp()).unwrap();
+    let (mut replies, end) = (flood.try_clone().unwrap(), flood.try_clone().unwrap());
+    let writing = std::thread::spawn(move || {
+        let hellos = prefixed(&request(Route::HELLO, 1, "", &[])).repeat(10_000);
+        while flood.write_all(&hellos).is_ok() {}
+    });
+    let reading = std::thread::spawn(move || std::io::copy(&mut replies, &mut std::io::sink()));
+    let mut wire = Wire::uds(&lab.uds).await;
+    let requests = |health: &serde_json::Value| health["requests"].as_u64().unwrap();
+    until("the flood is there", async || requests(&health(&mut wire).await) > 20_000).await;
+    let mut most = 0;
+    let mut before = requests(&health(&mut wire).await);
+    for _ in 0..20 {
+        let now = requests(&health(&mut wire).await);
+        most = most.max(now - before);
+        before = now;
+    }
+    end.shutdown(std::net::Shutdown::Both).unwrap();
+    writing.join().unwrap();
+    let _ = reading.join().unwrap();
+    // A turn ends with 1 MiB of replies, some thousand of these.
+    assert!(most < 30_000, "{most} requests were handled while one waited");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_are_those_open_now() {
     let lab = Lab::identity().await;
