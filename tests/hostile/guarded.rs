@@ -72,7 +72,7 @@ pub(crate) fn raise_descriptors() -> u64 {
 }
 
 impl Guarded {
-    /// Starts a node and, once it serves, forbids it to grow by more than its budgets, [`SLACK`], and 32 KiB for each of
+    /// Starts a node and, once it serves, forbids it to grow by more than its budgets (`extra` may make them smaller), [`SLACK`], and 32 KiB for each of
     /// `connections`.
     pub(crate) async fn start(model: &str, connections: u64, extra: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
@@ -80,8 +80,8 @@ impl Guarded {
         let mut command = Command::new(env!("CARGO_BIN_EXE_aeon-node"));
         command.args(["--uds", uds.to_str().unwrap(), "--udp", "127.0.0.1:0", "--tcp", "127.0.0.1:0"]);
         command.args(["--http", "127.0.0.1:0", "--frame-timeout", "3", "--model", model]);
-        for (flag, bytes) in BUDGETS {
-            command.args([flag, &bytes.to_string()]);
+        for (flag, bytes) in BUDGETS.iter().filter(|(flag, _)| !extra.contains(flag)) {
+            command.args([*flag, &bytes.to_string()]);
         }
         // glibc sets 64 MiB of address space aside for each thread that allocates, unless it is told not to.
         let mut child = command
@@ -92,7 +92,14 @@ impl Guarded {
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        let ready = lines.find_map(|line| line.ok().filter(|line| line.starts_with("ready "))).unwrap();
+        let mut before = Vec::new();
+        let ready = loop {
+            match lines.next() {
+                Some(Ok(line)) if line.starts_with("ready ") => break line,
+                Some(Ok(line)) => before.push(line),
+                end => panic!("{end:?}: the node did not start: {before:?}"),
+            }
+        };
         std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| eprintln!("node: {line}")));
         let address = |key: &str| {
             let word = ready.split(' ').find_map(|word| word.strip_prefix(key)?.strip_prefix('='));

@@ -11,3 +11,4 @@ mod attacks;
 mod common;
 mod faults;
 mod guarded;
+mod soak;
