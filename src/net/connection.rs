@@ -48,7 +48,7 @@ const SCRATCH_LEN: usize = 128 * 1024;
 const READS_PER_TURN: usize = 4;
 /// Frames after which other connections get their turn, however few reads they came in. Tokio's own count is of reads, each of
 /// which may hold thousands of frames.
-const FRAMES_PER_TURN: u32 = 256;
+const FRAMES_PER_TURN: u32 = 64;
 /// Bytes of requests that are kept while too many are in flight, to find cancels among them.
 const LOOKAHEAD_LEN: usize = 64 * 1024;
 /// Bytes of replies that wait for their peer before its next request is handled: a few bytes can ask for a lot.

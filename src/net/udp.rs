@@ -35,7 +35,7 @@ const BATCH: usize = 16;
 /// Bytes of a receive buffer: the largest run of datagrams that the kernel joins into one.
 const BUFFER_LEN: usize = 65_536;
 /// Batches in a row before other tasks get their turn.
-const BATCHES_PER_TURN: usize = 8;
+const BATCHES_PER_TURN: usize = 2;
 /// Replies that wait for room in the socket's send buffer.
 const MAX_BACKLOG: usize = 1024;
 /// Receive and send buffer asked of the system.

@@ -238,8 +238,8 @@ async fn who_sends_without_end_does_not_keep_the_thread() {
     end.shutdown(std::net::Shutdown::Both).unwrap();
     writing.join().unwrap();
     let _ = reading.join().unwrap();
-    // A turn ends with 1 MiB of replies, some thousand of these.
-    assert!(most < 30_000, "{most} requests were handled while one waited");
+    // A turn is 64 frames; the question, its answer and the test itself take a few turns each.
+    assert!(most < 5_000, "{most} requests were handled while one waited");
 }
 
 #[tokio::test(flavor = "multi_thread")]
