@@ -204,6 +204,9 @@ settings! {
         /// Bytes of those requests [default: 268435456]
         #[arg(long, global = true, env = "AEON_MAX_QUEUED_BYTES", value_name = "BYTES", help_heading = "Limits")]
         max_queued_bytes: usize,
+        /// Bytes of half frames, waiting requests and unread replies of all connections [default: 536870912]
+        #[arg(long, global = true, env = "AEON_MAX_BUFFERED_BYTES", value_name = "BYTES", help_heading = "Limits")]
+        max_buffered_bytes: usize,
         /// Sessions at once [default: 4096]
         #[arg(long, global = true, env = "AEON_MAX_SESSIONS", value_name = "N", help_heading = "Limits")]
         max_sessions: usize,
@@ -360,6 +363,11 @@ impl TryFrom<Settings> for Config {
                 items: positive("max-queued", limits.max_queued, defaults.0.queue.items)?,
                 bytes: positive("max-queued-bytes", limits.max_queued_bytes, defaults.0.queue.bytes)?,
             },
+            max_buffered_bytes: positive(
+                "max-buffered-bytes",
+                limits.max_buffered_bytes,
+                defaults.0.max_buffered_bytes,
+            )?,
             sessions: crate::model::session::SessionLimits {
                 count: positive("max-sessions", limits.max_sessions, defaults.0.sessions.count)?,
                 bytes: positive("max-session-bytes", limits.max_session_bytes, defaults.0.sessions.bytes)?,

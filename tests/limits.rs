@@ -164,9 +164,13 @@ async fn a_full_queue_is_said_and_not_waited_for() {
             assert_eq!((answer.sequence, answer.status()), (sequence, 200));
         }
     }
-    // A client comes back by itself when there is room.
-    let mut wire = Wire::uds(&lab.uds).await;
-    wire.send(&(0..3).map(|n| request(Route::FORWARD, n, "", &floats(&[1.0, 0.0]))).collect::<Vec<_>>()).await;
+    // A client comes back by itself when there is room: here three others have one request each in the queue.
+    let mut others = vec![Wire::uds(&lab.uds).await, Wire::tcp(lab.tcp).await, Wire::udp(lab.udp).await];
+    for wire in &mut others {
+        wire.send(&[request(Route::FORWARD, 0, "", &floats(&[1.0, 0.0]))]).await;
+    }
+    let queued = async || common::health(&mut Wire::uds(&lab.uds).await).await["queued"] == 3;
+    common::until("the queue is full", queued).await;
     let address = StationAddress::Tcp(lab.tcp.to_string());
     let client = Client::connect(&address, ClientOptions::default()).await.unwrap();
     let body = floats(&[5.0, 0.0]);

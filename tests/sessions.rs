@@ -119,7 +119,9 @@ async fn sessions_stay_within_their_budget_of_bytes() {
     // More than the whole budget is refused, and what is there stays.
     let sequence = wire.next_sequence();
     let answer = wire.exchange(request(Route::FORWARD, sequence, &at("b", 51), &ids(&[1; 200]))).await;
-    answer.assert_vent("over the budget", Route::FORWARD.0, sequence, 503);
+    answer.assert_vent("over the budget", Route::FORWARD.0, sequence, 413);
+    assert_eq!(answer.meta["max_session_bytes"], 14_000);
+    assert_eq!(wire.ask(Route::FORWARD, &at("c", 50), &ids(&[1])).await.ok()["pos"], 50);
     assert_eq!(wire.ask(Route::FORWARD, &at("b", 51), &ids(&[1])).await.ok()["pos"], 51);
 }
 

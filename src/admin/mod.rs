@@ -37,8 +37,11 @@ use crate::{
     station::Station,
 };
 
-/// Connections at once: each may hold one body, which bounds the memory of all of them.
-const MAX_CONNECTIONS: usize = 32;
+/// Connections at once.
+const MAX_CONNECTIONS: usize = 1024;
+/// Bodies at once, which bounds the memory of all of them. Slow uploads take these, so that health checks are answered
+/// beside them.
+const MAX_BODIES: usize = 32;
 /// Header lines of one request.
 const MAX_HEADERS: usize = 64;
 
@@ -48,6 +51,7 @@ struct Admin {
     station: Arc<Station>,
     /// Time for each started MiB of a request.
     timeout: Duration,
+    bodies: Arc<Semaphore>,
 }
 
 /// A bound HTTP listener.
@@ -76,7 +80,8 @@ impl HttpListener {
 
     /// Serves until draining begins. `timeout` is the time for each started MiB of a request.
     pub async fn run(self, station: Arc<Station>, timeout: Duration, shutdown: Shutdown) {
-        let router = routes(Admin { station, timeout });
+        let bodies = Arc::new(Semaphore::new(MAX_BODIES));
+        let router = routes(Admin { station, timeout, bodies });
         let refusal = Router::new().fallback(|| async { Refusal::PeerNotAllowed.into_response() });
         let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
         loop {

@@ -1,6 +1,6 @@
 //! The prefix replay cache over HTTP: the same entries, keys and errors as on the frame routes.
 
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
 
 use aeon_proto::{
     frame::{Flags, Frame},
@@ -14,7 +14,10 @@ use axum::{
     http::StatusCode,
     response::Response,
 };
-use tokio::sync::oneshot;
+use tokio::{
+    sync::{OwnedSemaphorePermit, oneshot},
+    time::error::Elapsed,
+};
 
 use super::{
     Admin,
@@ -47,9 +50,21 @@ impl Drop for CancelOnDrop {
     }
 }
 
+/// Waits for a place among the bodies that are held at once.
+async fn turn(admin: &Admin) -> Result<OwnedSemaphorePermit, Elapsed> {
+    let place = Arc::clone(&admin.bodies).acquire_owned();
+    match tokio::time::timeout(admin.timeout, place).await {
+        Ok(Ok(permit)) => Ok(permit),
+        // It is never closed.
+        Ok(Err(_)) => std::future::pending().await,
+        Err(elapsed) => Err(elapsed),
+    }
+}
+
 /// `POST /amplituhedron/replay`: the key is the meta of a REPLAY frame.
 pub(super) async fn replay(State(admin): State<Admin>, request: HttpRequest<Body>) -> Response {
     let max = admin.station.limits().max_frame_len;
+    let Ok(_body) = turn(&admin).await else { return Refusal::Busy.into_response() };
     match read_body(request, max, admin.timeout).await {
         Ok(body) => ask(&admin, &body).await.unwrap_or_else(Refusal::into_response),
         Err(refusal) => refusal.into_response(),
@@ -65,6 +80,7 @@ async fn ask(admin: &Admin, key: &[u8]) -> Result<Response, Refusal> {
     let frame = Frame::decode_exact(&bytes).map_err(|_| Refusal::NoText)?;
     let peer = Peer {
         carrier: Carrier::Tcp,
+        connection: 0,
         address: None,
         is_proven: true,
         max_reply_len: admin.station.limits().max_frame_len,
@@ -104,6 +120,7 @@ fn translate(reply: &[u8]) -> Option<Response> {
 /// `POST /amplituhedron/capture`: the body is an envelope.
 pub(super) async fn capture(State(admin): State<Admin>, request: HttpRequest<Body>) -> Response {
     let max = admin.station.limits().max_frame_len;
+    let Ok(_body) = turn(&admin).await else { return Refusal::Busy.into_response() };
     let body = match read_body(request, max, admin.timeout).await {
         Ok(body) => body,
         Err(refusal) => return refusal.into_response(),

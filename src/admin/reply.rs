@@ -37,6 +37,9 @@ pub(super) enum Refusal {
         /// The limit.
         max: usize,
     },
+    /// Too many bodies are being read.
+    #[error("too many requests with bodies at once; come back later")]
+    Busy,
     /// A body that came too slowly.
     #[error("body did not come within the time that this node gives: {got} bytes in {waited:?}")]
     TooSlow {
@@ -69,13 +72,16 @@ impl Refusal {
             Self::TooSlow { .. } => 408,
             Self::Broken { .. } | Self::NoText => 400,
             Self::Internal => 500,
+            Self::Busy => 503,
         }
     }
 
     /// Whether what the client still sends cannot be told from a new request.
     const fn ends_connection(&self) -> bool {
         match self {
-            Self::TooLarge { .. } | Self::TooSlow { .. } | Self::Broken { .. } | Self::PeerNotAllowed => true,
+            Self::TooLarge { .. } | Self::TooSlow { .. } | Self::Broken { .. } | Self::Busy | Self::PeerNotAllowed => {
+                true
+            }
             Self::UnknownPath | Self::Method | Self::NoText | Self::Internal => false,
         }
     }

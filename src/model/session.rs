@@ -6,7 +6,7 @@
 //! answer without it. Time is an argument everywhere.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeMap, HashMap, VecDeque},
     net::SocketAddr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -52,6 +52,13 @@ pub enum Refused {
     /// All sessions are in use and the budget is spent.
     Budget {
         /// Bytes wanted in all.
+        wanted: usize,
+        /// Bytes allowed in all.
+        budget: usize,
+    },
+    /// The session alone would be larger than all sessions together may be: waiting does not help.
+    TooLarge {
+        /// Bytes that the session wanted.
         wanted: usize,
         /// Bytes allowed in all.
         budget: usize,
@@ -126,7 +133,14 @@ struct Session {
     state: Mutex<SessionState>,
     bytes: AtomicUsize,
     users: AtomicUsize,
-    last_used: Mutex<Instant>,
+    last_used: Mutex<LastUsed>,
+}
+
+/// When a session was used last, and its place among the others.
+#[derive(Debug, Clone, Copy)]
+struct LastUsed {
+    at: Instant,
+    turn: u64,
 }
 
 /// A session that is in use; it cannot be dropped from its table until this value goes.
@@ -151,6 +165,9 @@ impl Drop for SessionGuard {
 #[derive(Debug, Default)]
 struct Table {
     sessions: HashMap<Arc<str>, Arc<Session>>,
+    /// Names by the turn in which they were used last: a table that is full finds its oldest at once, however many it holds.
+    order: BTreeMap<u64, Arc<str>>,
+    next_turn: u64,
     bytes: usize,
     dropped: HashMap<Arc<str>, Dropped>,
     dropped_order: VecDeque<Arc<str>>,
@@ -195,10 +212,12 @@ impl SessionTable {
         new_cache: impl FnOnce() -> Box<dyn Cache>,
     ) -> Result<SessionGuard, Refused> {
         let mut table = lock(&self.table);
-        if let Some(session) = table.sessions.get(name) {
+        if let Some(session) = table.sessions.get(name).map(Arc::clone) {
             session.users.fetch_add(1, Ordering::AcqRel);
-            *lock(&session.last_used) = now;
-            return Ok(SessionGuard { session: Arc::clone(session) });
+            let turn = lock(&session.last_used).turn;
+            let place = table.order.remove(&turn).unwrap_or_else(|| name.into());
+            *lock(&session.last_used) = LastUsed { at: now, turn: table.take_turn(place) };
+            return Ok(SessionGuard { session });
         }
         let goes_on = match pos {
             Some(pos) => pos > 0,
@@ -207,32 +226,45 @@ impl SessionTable {
         if goes_on {
             return Err(Refused::Position { expected: 0 });
         }
-        while table.sessions.len() >= self.limits.count {
-            if !table.evict_oldest() {
+        if SESSION_OVERHEAD > self.limits.bytes {
+            return Err(Refused::TooLarge { wanted: SESSION_OVERHEAD, budget: self.limits.bytes });
+        }
+        if table.sessions.len() >= self.limits.count {
+            let Some(oldest) = table.idle().next().map(|(name, _)| name) else {
                 return Err(Refused::Budget { wanted: self.limits.count + 1, budget: self.limits.count });
-            }
+            };
+            table.evict(&oldest);
         }
         table.make_room(SESSION_OVERHEAD, self.limits.bytes)?;
         let senders = table.dropped.remove(name).map(|dropped| dropped.senders).unwrap_or_default();
+        let name: Arc<str> = name.into();
+        let turn = table.take_turn(Arc::clone(&name));
         let session = Arc::new(Session {
             state: Mutex::new(SessionState { cache: new_cache(), kept: Kept::default(), senders }),
             bytes: AtomicUsize::new(SESSION_OVERHEAD),
             users: AtomicUsize::new(1),
-            last_used: Mutex::new(now),
+            last_used: Mutex::new(LastUsed { at: now, turn }),
         });
         table.bytes += SESSION_OVERHEAD;
-        table.sessions.insert(name.into(), Arc::clone(&session));
+        table.sessions.insert(name, Arc::clone(&session));
         Ok(SessionGuard { session })
     }
 
     /// Sets bytes aside for a session that is about to grow, dropping others if it must.
     ///
     /// # Errors
-    /// [`Refused::Budget`] if the sessions in use leave too little.
+    /// [`Refused::TooLarge`] if it would not fit an empty table, [`Refused::Budget`] if the sessions in use leave too
+    /// little; nothing is dropped then.
     pub fn reserve(&self, guard: &SessionGuard, additional: usize) -> Result<(), Refused> {
         let mut table = lock(&self.table);
+        let wanted = guard.session.bytes.load(Ordering::Acquire).saturating_add(additional);
+        if wanted > self.limits.bytes {
+            return Err(Refused::TooLarge { wanted, budget: self.limits.bytes });
+        }
         table.make_room(additional, self.limits.bytes)?;
-        table.bytes += additional;
+        if table.holds(guard) {
+            table.bytes += additional;
+        }
         guard.session.bytes.fetch_add(additional, Ordering::AcqRel);
         Ok(())
     }
@@ -242,7 +274,10 @@ impl SessionTable {
         let mut table = lock(&self.table);
         let bytes = SESSION_OVERHEAD + state_bytes;
         let before = guard.session.bytes.swap(bytes, Ordering::AcqRel);
-        table.bytes = (table.bytes + bytes).saturating_sub(before);
+        // A session that was reset meanwhile took its bytes along; what is still done with it must not count again.
+        if table.holds(guard) {
+            table.bytes = (table.bytes + bytes).saturating_sub(before);
+        }
     }
 
     /// Whether a session with this name is held.
@@ -273,15 +308,10 @@ impl SessionTable {
     /// Drops the sessions that were not used for [`SessionLimits::max_idle`]; returns how many.
     pub fn expire(&self, now: Instant) -> usize {
         let mut table = lock(&self.table);
-        let expired: Vec<Arc<str>> = table
-            .sessions
-            .iter()
-            .filter(|(_, session)| {
-                session.users.load(Ordering::Acquire) == 0
-                    && now.saturating_duration_since(*lock(&session.last_used)) >= self.limits.max_idle
-            })
-            .map(|(name, _)| Arc::clone(name))
-            .collect();
+        let is_old =
+            |session: &Session| now.saturating_duration_since(lock(&session.last_used).at) >= self.limits.max_idle;
+        let expired: Vec<Arc<str>> =
+            table.idle().take_while(|(_, session)| is_old(session)).map(|(name, _)| name).collect();
         for name in &expired {
             table.evict(name);
         }
@@ -297,30 +327,51 @@ impl SessionTable {
 }
 
 impl Table {
-    fn make_room(&mut self, additional: usize, budget: usize) -> Result<(), Refused> {
-        while self.bytes.saturating_add(additional) > budget {
-            if !self.evict_oldest() {
-                return Err(Refused::Budget { wanted: self.bytes.saturating_add(additional), budget });
-            }
-        }
-        Ok(())
+    /// A new last place in the order.
+    fn take_turn(&mut self, name: Arc<str>) -> u64 {
+        let turn = self.next_turn;
+        self.next_turn += 1;
+        self.order.insert(turn, name);
+        turn
     }
 
-    /// Drops the least recently used session that is not in use; false if there is none.
-    fn evict_oldest(&mut self) -> bool {
-        let oldest = self
-            .sessions
-            .iter()
+    /// Whether a session in use is still in this table under its name.
+    fn holds(&self, guard: &SessionGuard) -> bool {
+        let turn = lock(&guard.session.last_used).turn;
+        let held = self.order.get(&turn).and_then(|name| self.sessions.get(name));
+        held.is_some_and(|session| Arc::ptr_eq(session, &guard.session))
+    }
+
+    /// Sessions that are not in use, least recently used first.
+    fn idle(&self) -> impl Iterator<Item = (Arc<str>, &Session)> {
+        self.order
+            .values()
+            .filter_map(|name| Some((Arc::clone(name), &**self.sessions.get(name)?)))
             .filter(|(_, session)| session.users.load(Ordering::Acquire) == 0)
-            .min_by_key(|(_, session)| *lock(&session.last_used))
-            .map(|(name, _)| Arc::clone(name));
-        match oldest {
-            Some(name) => {
-                self.evict(&name);
-                true
-            }
-            None => false,
+    }
+
+    /// Drops the least recently used sessions that are not in use, or none if that is not enough.
+    fn make_room(&mut self, additional: usize, budget: usize) -> Result<(), Refused> {
+        let wanted = self.bytes.saturating_add(additional);
+        let mut missing = wanted.saturating_sub(budget);
+        if missing == 0 {
+            return Ok(());
         }
+        let mut oldest = Vec::new();
+        for (name, session) in self.idle() {
+            missing = missing.saturating_sub(session.bytes.load(Ordering::Acquire));
+            oldest.push(name);
+            if missing == 0 {
+                break;
+            }
+        }
+        if missing > 0 {
+            return Err(Refused::Budget { wanted, budget });
+        }
+        for name in oldest {
+            self.evict(&name);
+        }
+        Ok(())
     }
 
     fn evict(&mut self, name: &str) {
@@ -332,6 +383,7 @@ impl Table {
     fn drop_session(&mut self, name: &str, dropped: Dropped) {
         if let Some(session) = self.sessions.remove(name) {
             self.bytes = self.bytes.saturating_sub(session.bytes.load(Ordering::Acquire));
+            self.order.remove(&lock(&session.last_used).turn);
         }
         let name: Arc<str> = name.into();
         if self.dropped.insert(Arc::clone(&name), dropped).is_none() {
@@ -419,10 +471,49 @@ mod tests {
         assert_eq!(table.usage().1, SESSION_OVERHEAD + 4000);
         let second = open(&table, "b", Some(0), start + Duration::from_secs(1)).unwrap();
         assert!(matches!(table.reserve(&second, 6000), Err(Refused::Budget { budget: 10_000, .. })));
+        // What can never fit is told apart from what does not fit now, and costs nobody else anything.
+        let wanted = SESSION_OVERHEAD + 9900;
+        assert_eq!(table.reserve(&second, 9900), Err(Refused::TooLarge { wanted, budget: 10_000 }));
         drop(first);
         table.reserve(&second, 6000).unwrap();
         assert!(!table.contains("a"));
         assert_eq!(table.usage(), (1, SESSION_OVERHEAD + 6000));
+    }
+
+    #[test]
+    fn what_cannot_be_made_room_for_drops_nobody() {
+        let (table, now) = (table(9, 10_000), Instant::now());
+        drop(open(&table, "idle", Some(0), now).unwrap());
+        let working = open(&table, "working", Some(0), now).unwrap();
+        table.reserve(&working, 7000).unwrap();
+        let next = open(&table, "next", Some(0), now).unwrap();
+        assert!(matches!(table.reserve(&next, 5000), Err(Refused::Budget { .. })));
+        assert!(matches!(table.reserve(&next, 50_000), Err(Refused::TooLarge { .. })));
+        assert!(table.contains("idle"));
+    }
+
+    #[test]
+    fn a_session_that_is_reset_while_in_use_leaves_no_bytes_behind() {
+        let (table, now) = (table(9, 1 << 20), Instant::now());
+        drop(open(&table, "other", Some(0), now).unwrap());
+        let before = table.usage();
+        for is_reserved_first in [false, true] {
+            let guard = open(&table, "a", Some(0), now).unwrap();
+            if is_reserved_first {
+                table.reserve(&guard, 5000).unwrap();
+            }
+            assert!(table.reset("a", None));
+            // Another client may take the name meanwhile.
+            let again = open(&table, "a", Some(0), now).unwrap();
+            table.reserve(&guard, 5000).unwrap();
+            table.settle(&guard, 4000);
+            assert_eq!(table.usage().1, before.1 + SESSION_OVERHEAD);
+            table.settle(&again, 100);
+            assert_eq!(table.usage().1, before.1 + SESSION_OVERHEAD + 100);
+            assert!(table.reset("a", None));
+            assert_eq!(table.usage(), before);
+            assert_eq!(lock(&table.table).order.len(), 1);
+        }
     }
 
     #[test]

@@ -1,11 +1,19 @@
 //! The threads that models run on, and the bounded queue in front of them.
 //!
 //! Work is submitted to a **lane**. Work of one lane (one session) runs in the order of submission and never twice at the
-//! same time; lanes run side by side and take turns. The queue is bounded in items and bytes: what does not fit is
-//! refused at once, nothing waits without bound. The pool knows nothing of what it runs.
+//! same time. Each **asker** (a connection, a UDP sender) has its turn after the others, however much it submits. The queue
+//! is bounded in items and bytes: nothing waits without bound. If it is full, the newest work of whoever has most of it
+//! gives way to an asker who has less; else the new work is refused at once. The pool knows nothing of what it runs.
+//!
+//! ```text
+//! turns:    asker A    asker B   ...     one piece of work each, in turn
+//! ready:    lanes      lanes             those with work of which none is running, by who asked for the first of it
+//! lanes:    session or single -> work in order
+//! ```
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeMap, HashMap, VecDeque},
+    net::SocketAddr,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread::JoinHandle,
@@ -29,7 +37,17 @@ pub struct QueueFull {
     pub bytes: usize,
 }
 
-type Work = Box<dyn FnOnce() + Send>;
+/// Called with `Ok` to do the work, with the state of the queue if the work has to give way.
+type Work = Box<dyn FnOnce(Result<(), QueueFull>) + Send>;
+
+/// Who submits work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Asker {
+    /// A stream connection, by number.
+    Connection(u64),
+    /// A UDP sender.
+    Address(SocketAddr),
+}
 
 /// What work belongs to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -40,15 +58,150 @@ pub enum Lane {
     Single(u64),
 }
 
+struct Item {
+    asker: Asker,
+    /// Its place among all work ever submitted.
+    number: u64,
+    bytes: usize,
+    work: Work,
+}
+
 #[derive(Default)]
-struct Queue {
-    lanes: HashMap<Lane, VecDeque<(usize, Work)>>,
-    /// Lanes that have work and of which none is running.
-    ready: VecDeque<Lane>,
+struct LaneState {
+    is_running: bool,
+    waiting: VecDeque<Item>,
+}
+
+#[derive(Default)]
+struct AskerState {
+    /// Running work included.
     items: usize,
     bytes: usize,
-    next_single: u64,
+    /// Lanes that are not running and whose first work is this asker's.
+    ready: VecDeque<Lane>,
+    /// Work that waits, by number.
+    waiting: BTreeMap<u64, Lane>,
+}
+
+#[derive(Default)]
+struct Queue {
+    lanes: HashMap<Lane, LaneState>,
+    askers: HashMap<Asker, AskerState>,
+    /// Askers with ready lanes.
+    turns: VecDeque<Asker>,
+    items: usize,
+    bytes: usize,
+    next_number: u64,
     closed: bool,
+}
+
+impl Queue {
+    fn is_full(&self, limits: QueueLimits, bytes: usize) -> bool {
+        // One piece of work always fits an empty queue, whatever its size.
+        self.items >= limits.items || (self.items > 0 && self.bytes + bytes > limits.bytes)
+    }
+
+    /// Puts a lane that can run in its asker's line.
+    fn make_ready(&mut self, lane: Lane) {
+        let first = self.lanes.get(&lane).and_then(|state| state.waiting.front()).map(|item| item.asker);
+        let Some((asker, state)) = first.and_then(|asker| Some((asker, self.askers.get_mut(&asker)?))) else { return };
+        if state.ready.is_empty() {
+            self.turns.push_back(asker);
+        }
+        state.ready.push_back(lane);
+    }
+
+    /// Takes the next work whose turn it is.
+    fn next(&mut self) -> Option<(Lane, Item)> {
+        loop {
+            let asker = self.turns.pop_front()?;
+            let Some(state) = self.askers.get_mut(&asker) else { continue };
+            let lane = state.ready.pop_front();
+            if !state.ready.is_empty() {
+                self.turns.push_back(asker);
+            }
+            let Some(lane) = lane else { continue };
+            let Some(held) = self.lanes.get_mut(&lane) else { continue };
+            let Some(item) = held.waiting.pop_front() else { continue };
+            held.is_running = true;
+            if let Some(state) = self.askers.get_mut(&item.asker) {
+                state.waiting.remove(&item.number);
+            }
+            return Some((lane, item));
+        }
+    }
+
+    /// Forgets what an item counted for.
+    fn discount(&mut self, asker: Asker, bytes: usize) {
+        self.items -= 1;
+        self.bytes -= bytes;
+        let Some(state) = self.askers.get_mut(&asker) else { return };
+        state.items -= 1;
+        state.bytes -= bytes;
+        if state.items == 0 {
+            self.askers.remove(&asker);
+        }
+    }
+
+    /// After work of a lane has run.
+    fn end(&mut self, lane: Lane, asker: Asker, bytes: usize) {
+        self.discount(asker, bytes);
+        let Some(state) = self.lanes.get_mut(&lane) else { return };
+        state.is_running = false;
+        if state.waiting.is_empty() {
+            self.lanes.remove(&lane);
+        } else {
+            self.make_ready(lane);
+        }
+    }
+
+    /// Takes out the newest waiting work of whoever has most of what is short, if that is more than `asker` would have.
+    fn displace(&mut self, limits: QueueLimits, asker: Asker, bytes: usize) -> Option<Work> {
+        let (mine_items, mine_bytes) = self.askers.get(&asker).map_or((0, 0), |state| (state.items, state.bytes));
+        let waiting = self.askers.iter().filter(|(_, state)| !state.waiting.is_empty());
+        let most = if self.items >= limits.items {
+            waiting.max_by_key(|(_, state)| state.items).filter(|(_, state)| state.items > mine_items + 1)
+        } else {
+            waiting.max_by_key(|(_, state)| state.bytes).filter(|(_, state)| state.bytes > mine_bytes + bytes)
+        };
+        let most = *most?.0;
+        let state = self.askers.get_mut(&most)?;
+        let (number, lane) = state.waiting.pop_last()?;
+        let held = self.lanes.get_mut(&lane)?;
+        let index = held.waiting.iter().rposition(|item| item.number == number)?;
+        let item = held.waiting.remove(index)?;
+        if index == 0 && !held.is_running {
+            // It was what its lane stood in line with.
+            state.ready.retain(|ready| *ready != lane);
+            if state.ready.is_empty() {
+                self.turns.retain(|turn| *turn != most);
+            }
+            if held.waiting.is_empty() {
+                self.lanes.remove(&lane);
+            } else {
+                self.make_ready(lane);
+            }
+        }
+        self.discount(most, item.bytes);
+        Some(item.work)
+    }
+
+    fn push(&mut self, asker: Asker, session: Option<Arc<str>>, bytes: usize, work: Work) {
+        self.items += 1;
+        self.bytes += bytes;
+        let number = self.next_number;
+        self.next_number += 1;
+        let lane = session.map_or(Lane::Single(number), Lane::Session);
+        let state = self.askers.entry(asker).or_default();
+        state.items += 1;
+        state.bytes += bytes;
+        state.waiting.insert(number, lane.clone());
+        let held = self.lanes.entry(lane.clone()).or_default();
+        held.waiting.push_back(Item { asker, number, bytes, work });
+        if held.waiting.len() == 1 && !held.is_running {
+            self.make_ready(lane);
+        }
+    }
 }
 
 struct Shared {
@@ -95,40 +248,38 @@ impl WorkerPool {
         Ok(pool)
     }
 
-    /// Puts work behind the other work of its session, or on its own.
+    /// Puts work behind the other work of its session, or on its own. It is called once: with `Ok` on a worker, or with
+    /// what was in the queue when it had to give way to another asker's, on that one's thread.
     ///
     /// # Errors
-    /// [`QueueFull`] if it does not fit; the work is then not run.
+    /// [`QueueFull`] if it does not fit; the work is then not called.
     pub fn submit(
         &self,
+        asker: Asker,
         session: Option<Arc<str>>,
         bytes: usize,
-        work: impl FnOnce() + Send + 'static,
+        work: impl FnOnce(Result<(), QueueFull>) + Send + 'static,
     ) -> Result<(), QueueFull> {
+        let mut displaced = Vec::new();
         let mut queue = self.shared.lock();
-        let (items, queued) = (queue.items, queue.bytes);
-        // One piece of work always fits an empty queue, whatever its size.
-        let full = items >= self.shared.limits.items || (items > 0 && queued + bytes > self.shared.limits.bytes);
-        if full || queue.closed {
-            return Err(QueueFull { items, bytes: queued });
+        let full = QueueFull { items: queue.items, bytes: queue.bytes };
+        while queue.is_full(self.shared.limits, bytes)
+            && let Some(work) = queue.displace(self.shared.limits, asker, bytes)
+        {
+            displaced.push(work);
         }
-        queue.items += 1;
-        queue.bytes += bytes;
-        let lane = session.map_or_else(
-            || {
-                queue.next_single += 1;
-                Lane::Single(queue.next_single)
-            },
-            Lane::Session,
-        );
-        if let Some(waiting) = queue.lanes.get_mut(&lane) {
-            waiting.push_back((bytes, Box::new(work)));
+        let result = if queue.closed || queue.is_full(self.shared.limits, bytes) {
+            Err(full)
         } else {
-            queue.lanes.insert(lane.clone(), VecDeque::from([(bytes, Box::new(work) as Work)]));
-            queue.ready.push_back(lane);
+            queue.push(asker, session, bytes, Box::new(work));
             self.shared.work_or_close.notify_one();
+            Ok(())
+        };
+        drop(queue);
+        for work in displaced {
+            call(work, Err(full));
         }
-        Ok(())
+        result
     }
 
     /// Whether work of a session is waiting or running.
@@ -151,7 +302,7 @@ impl Drop for WorkerPool {
         let waiting = {
             let mut queue = self.shared.lock();
             queue.closed = true;
-            queue.ready.clear();
+            queue.turns.clear();
             std::mem::take(&mut queue.lanes)
         };
         self.shared.work_or_close.notify_all();
@@ -165,32 +316,29 @@ impl Drop for WorkerPool {
     }
 }
 
+/// Work answers for its own failures; a panic that still gets here must not take the thread along.
+fn call(work: Work, turn: Result<(), QueueFull>) {
+    if catch_unwind(AssertUnwindSafe(|| work(turn))).is_err() {
+        tracing::error!("model work panicked");
+    }
+}
+
 fn run(shared: &Shared) {
     let mut queue = shared.lock();
     loop {
-        let Some(lane) = queue.ready.pop_front() else {
+        let Some((lane, Item { asker, bytes, work, .. })) = queue.next() else {
             if queue.closed {
                 return;
             }
             queue = shared.work_or_close.wait(queue).unwrap_or_else(PoisonError::into_inner);
             continue;
         };
-        let Some((bytes, work)) = queue.lanes.get_mut(&lane).and_then(VecDeque::pop_front) else { continue };
         drop(queue);
-        // Work answers for its own failures; a panic that still gets here must not take the thread along.
-        if catch_unwind(AssertUnwindSafe(work)).is_err() {
-            tracing::error!("model work panicked");
-        }
+        call(work, Ok(()));
         queue = shared.lock();
-        queue.items -= 1;
-        queue.bytes -= bytes;
-        if let Some(waiting) = queue.lanes.get(&lane) {
-            if waiting.is_empty() {
-                queue.lanes.remove(&lane);
-            } else {
-                queue.ready.push_back(lane);
-                shared.work_or_close.notify_one();
-            }
+        queue.end(lane, asker, bytes);
+        if !queue.turns.is_empty() {
+            shared.work_or_close.notify_one();
         }
     }
 }
@@ -200,6 +348,9 @@ mod tests {
     use std::sync::{Barrier, mpsc};
 
     use super::*;
+
+    const ONE: Asker = Asker::Connection(1);
+    const TWO: Asker = Asker::Connection(2);
 
     fn pool(threads: usize, items: usize, bytes: usize) -> WorkerPool {
         WorkerPool::start(threads, QueueLimits { items, bytes }).unwrap()
@@ -213,13 +364,13 @@ mod tests {
         let barrier = Arc::new(Barrier::new(2));
         for name in ["a", "b"] {
             let barrier = Arc::clone(&barrier);
-            pool.submit(Some(name.into()), 1, move || {
+            pool.submit(ONE, Some(name.into()), 1, move |_| {
                 barrier.wait();
             })
             .unwrap();
             for n in 0..100 {
                 let tx = tx.clone();
-                pool.submit(Some(name.into()), 1, move || tx.send((name, n)).unwrap()).unwrap();
+                pool.submit(ONE, Some(name.into()), 1, move |_| tx.send((name, n)).unwrap()).unwrap();
             }
         }
         drop(tx);
@@ -237,25 +388,25 @@ mod tests {
         let pool = pool(1, 3, 100);
         let (release, wait) = mpsc::channel::<()>();
         let (tx, rx) = mpsc::channel();
-        pool.submit(None, 10, move || wait.recv().unwrap()).unwrap();
-        pool.submit(None, 80, || ()).unwrap();
-        assert_eq!(pool.submit(None, 11, || ()), Err(QueueFull { items: 2, bytes: 90 }));
-        pool.submit(None, 10, move || tx.send(()).unwrap()).unwrap();
-        assert_eq!(pool.submit(None, 0, || ()), Err(QueueFull { items: 3, bytes: 100 }));
+        pool.submit(ONE, None, 10, move |_| wait.recv().unwrap()).unwrap();
+        pool.submit(ONE, None, 80, |_| ()).unwrap();
+        assert_eq!(pool.submit(ONE, None, 11, |_| ()), Err(QueueFull { items: 2, bytes: 90 }));
+        pool.submit(ONE, None, 10, move |_| tx.send(()).unwrap()).unwrap();
+        assert_eq!(pool.submit(ONE, None, 0, |_| ()), Err(QueueFull { items: 3, bytes: 100 }));
         release.send(()).unwrap();
         rx.recv().unwrap();
         while pool.usage() != (0, 0) {
             std::thread::yield_now();
         }
-        pool.submit(None, 5000, || ()).unwrap();
+        pool.submit(ONE, None, 5000, |_| ()).unwrap();
     }
 
     #[test]
     fn a_panic_costs_only_its_own_work() {
         let pool = pool(1, 10, 100);
         let (tx, rx) = mpsc::channel();
-        pool.submit(Some("a".into()), 1, || panic!("expected in this test")).unwrap();
-        pool.submit(Some("a".into()), 1, move || tx.send(7).unwrap()).unwrap();
+        pool.submit(ONE, Some("a".into()), 1, |_| panic!("expected in this test")).unwrap();
+        pool.submit(ONE, Some("a".into()), 1, move |_| tx.send(7).unwrap()).unwrap();
         assert_eq!(rx.recv(), Ok(7));
     }
 
@@ -263,8 +414,95 @@ mod tests {
     fn dropping_the_pool_ends_its_threads() {
         let pool = pool(2, 10, 100);
         let (tx, rx) = mpsc::channel::<()>();
-        pool.submit(None, 1, move || drop(tx)).unwrap();
+        pool.submit(ONE, None, 1, move |_| drop(tx)).unwrap();
         drop(pool);
         assert!(rx.recv().is_err());
+    }
+
+    /// A pool whose one thread waits for the sender to go, and a place to note what ran and what gave way.
+    fn held(items: usize, bytes: usize) -> (WorkerPool, mpsc::Sender<()>, Noted) {
+        let pool = pool(1, items, bytes);
+        let (release, wait) = mpsc::channel::<()>();
+        let (begun_tx, begun) = mpsc::channel();
+        let work = move |_| {
+            begun_tx.send(()).unwrap();
+            assert!(wait.recv().is_err());
+        };
+        pool.submit(ONE, Some("held".into()), 1, work).unwrap();
+        begun.recv().unwrap();
+        (pool, release, Noted::default())
+    }
+
+    #[derive(Clone, Default)]
+    struct Noted(Arc<Mutex<Vec<(u32, bool)>>>);
+
+    impl Noted {
+        fn work(&self, n: u32) -> impl FnOnce(Result<(), QueueFull>) + Send + use<> {
+            let noted = self.clone();
+            move |turn| noted.0.lock().unwrap().push((n, turn.is_ok()))
+        }
+
+        fn all(&self, pool: &WorkerPool) -> Vec<(u32, bool)> {
+            while pool.usage() != (0, 0) {
+                std::thread::yield_now();
+            }
+            self.0.lock().unwrap().clone()
+        }
+    }
+
+    #[test]
+    fn who_asks_little_does_not_wait_for_who_asks_much() {
+        let (pool, release, noted) = held(100, 1 << 20);
+        for n in 0..5 {
+            pool.submit(ONE, None, 1, noted.work(n)).unwrap();
+        }
+        for n in 10..12 {
+            pool.submit(TWO, Some("b".into()), 1, noted.work(n)).unwrap();
+        }
+        drop(release);
+        let order: Vec<u32> = noted.all(&pool).into_iter().map(|(n, _)| n).collect();
+        assert_eq!(order, [0, 10, 1, 11, 2, 3, 4]);
+    }
+
+    #[test]
+    fn a_full_queue_makes_room_for_who_has_less_of_it() {
+        let (pool, release, noted) = held(4, 1 << 20);
+        for n in 0..3 {
+            pool.submit(ONE, Some("a".into()), 1, noted.work(n)).unwrap();
+        }
+        assert!(pool.submit(ONE, None, 1, noted.work(3)).is_err());
+        // The newest gives way, so that what is left of a session is still in order.
+        pool.submit(TWO, Some("a".into()), 1, noted.work(10)).unwrap();
+        pool.submit(TWO, None, 1, noted.work(11)).unwrap();
+        assert_eq!(pool.usage().0, 4);
+        assert!(pool.submit(TWO, None, 1, noted.work(12)).is_err(), "both have two now");
+        drop(release);
+        assert_eq!(noted.all(&pool), [(2, false), (1, false), (0, true), (11, true), (10, true)]);
+        assert!(pool.shared.lock().askers.is_empty() && pool.shared.lock().lanes.is_empty());
+    }
+
+    #[test]
+    fn bytes_are_shared_out_like_items() {
+        let (pool, release, noted) = held(100, 1001);
+        for n in 0..3 {
+            pool.submit(ONE, None, 300, noted.work(n)).unwrap();
+        }
+        assert!(pool.submit(ONE, None, 300, noted.work(3)).is_err());
+        pool.submit(TWO, None, 400, noted.work(10)).unwrap();
+        assert!(pool.submit(TWO, None, 400, noted.work(11)).is_err());
+        drop(release);
+        assert_eq!(noted.all(&pool), [(2, false), (0, true), (10, true), (1, true)]);
+    }
+
+    #[test]
+    fn a_lane_whose_first_work_gives_way_runs_the_rest_once() {
+        let (pool, release, noted) = held(4, 1 << 20);
+        pool.submit(ONE, Some("x".into()), 1, noted.work(0)).unwrap();
+        pool.submit(ONE, Some("s".into()), 1, noted.work(1)).unwrap();
+        pool.submit(TWO, Some("s".into()), 1, noted.work(10)).unwrap();
+        // The first of "s" gives way; what stands behind it is another asker's.
+        pool.submit(Asker::Connection(3), None, 1, noted.work(20)).unwrap();
+        drop(release);
+        assert_eq!(noted.all(&pool), [(1, false), (0, true), (10, true), (20, true)]);
     }
 }

@@ -39,16 +39,22 @@ use crate::{
         error::RequestError,
         request::{Outcome, Peer, ReplyTo, Request},
     },
+    telemetry::GaugeShare,
 };
 
 /// Bytes that one read takes at most.
 const SCRATCH_LEN: usize = 128 * 1024;
 /// Reads in a row before other connections get their turn.
 const READS_PER_TURN: usize = 4;
+/// Frames after which other connections get their turn, however few reads they came in. Tokio's own count is of reads, each of
+/// which may hold thousands of frames.
+const FRAMES_PER_TURN: u32 = 64;
 /// Bytes of requests that are kept while too many are in flight, to find cancels among them.
 const LOOKAHEAD_LEN: usize = 64 * 1024;
 /// Bytes of replies that wait for their peer before its next request is handled: a few bytes can ask for a lot.
 const MAX_WAITING_LEN: usize = 1 << 20;
+/// Bytes that a connection may hold however much others do.
+const MIN_ROOM: usize = 16 * 1024;
 /// Time that a peer gets to read the last vent before a broken connection is closed.
 const LINGER: Duration = Duration::from_secs(1);
 /// How often a connection that is not being read looks whether its peer is still there.
@@ -199,7 +205,7 @@ struct Connection<S> {
     phase: Phase,
     carry: Vec<u8>,
     carry_since: Option<Instant>,
-    /// Whether requests in `carry` or `parked` wait for replies to leave.
+    /// Whether requests in `carry` or `parked` wait for replies to leave, or for the next turn.
     is_held: bool,
     parked: VecDeque<Parked>,
     parked_bytes: usize,
@@ -211,6 +217,11 @@ struct Connection<S> {
     next_id: u64,
     done: mpsc::UnboundedSender<Completion>,
     last_request: Instant,
+    /// What this connection holds of the memory that all share.
+    buffered: GaugeShare,
+    /// Reads and frames since other connections had their turn.
+    reads: usize,
+    frames: u32,
 }
 
 /// Serves one connection until its peer, an error or `shutdown` ends it. All work that is still in flight then is
@@ -223,6 +234,7 @@ pub async fn serve<S: StreamSocket>(
     shutdown: Shutdown,
 ) {
     let (done, mut completions) = mpsc::unbounded_channel();
+    let buffered = station.counters().buffered_bytes.share();
     let mut connection = Connection {
         socket,
         peer,
@@ -242,6 +254,9 @@ pub async fn serve<S: StreamSocket>(
         next_id: 0,
         done,
         last_request: Instant::now(),
+        buffered,
+        reads: 0,
+        frames: 0,
     };
     let end = tokio::select! {
         end = connection.run(&mut completions, &shutdown) => end,
@@ -304,6 +319,15 @@ impl<S: StreamSocket> Connection<S> {
         let timer = tokio::time::sleep_until(timer_at.into());
         tokio::pin!(timer);
         loop {
+            self.check_room()?;
+            if self.frames >= FRAMES_PER_TURN || self.reads >= READS_PER_TURN {
+                (self.reads, self.frames) = (0, 0);
+                tokio::task::yield_now().await;
+            }
+            if self.is_held && self.output.is_empty() {
+                self.catch_up()?;
+                continue;
+            }
             let writing = !self.output.is_empty();
             let reading = self.phase == Phase::Open && self.parked_bytes < LOOKAHEAD_LEN && !writing;
             // The clock of a half frame runs only while the station reads: what the socket holds is not its peer's fault.
@@ -387,9 +411,41 @@ impl<S: StreamSocket> Connection<S> {
         self.catch_up()
     }
 
-    /// Handles what was held back while too many replies were waiting, as far as its replies leave.
+    /// What this connection may hold now: as much as it leaves free. So one alone may hold half of all there is, many get
+    /// equal parts, and who comes last still finds some.
+    fn room(&self) -> usize {
+        let max = self.station.limits().max_buffered_bytes;
+        (max.saturating_sub(self.buffered.others()) / 2).max(MIN_ROOM)
+    }
+
+    /// Gives up a half frame or a peer that does not read if either takes memory that others need.
+    fn check_room(&mut self) -> io::Result<()> {
+        let held = self.carry.capacity() + self.parked_bytes + self.output.capacity();
+        let is_grown = held > self.buffered.held();
+        self.buffered.set(held);
+        if !is_grown || held <= MIN_ROOM {
+            return Ok(());
+        }
+        let room = self.room();
+        if held <= room {
+            return Ok(());
+        }
+        if !self.output.is_empty() {
+            return Err(io::Error::new(ErrorKind::OutOfMemory, "peer does not read its replies, and memory is short"));
+        }
+        if self.phase == Phase::Open && !self.carry.is_empty() {
+            let retry_after_ms = self.station.retry_after_ms();
+            self.with_output(|connection| {
+                connection.broken(RequestError::NoBufferRoom { held, room, retry_after_ms })
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Handles what was held back while too many replies were waiting or others had their turn, as far as its replies leave
+    /// and this turn goes.
     fn catch_up(&mut self) -> io::Result<()> {
-        while self.is_held && self.output.is_empty() {
+        while self.is_held && self.output.is_empty() && self.frames < FRAMES_PER_TURN {
             self.is_held = false;
             self.output = OUTPUT.take();
             self.unpark();
@@ -399,9 +455,11 @@ impl<S: StreamSocket> Connection<S> {
         Ok(())
     }
 
-    /// Whether so many replies are waiting that no request is handled before they have left.
+    /// Whether so many replies are waiting that no request is handled before they have left, or this turn is over.
     fn is_full(&mut self) -> bool {
-        self.is_held |= self.output.len() >= MAX_WAITING_LEN;
+        self.is_held |= self.output.len() >= MAX_WAITING_LEN
+            || self.frames >= FRAMES_PER_TURN
+            || (self.output.len() >= MIN_ROOM / 2 && self.output.len() >= self.room() / 2);
         self.is_held
     }
 
@@ -416,6 +474,9 @@ impl<S: StreamSocket> Connection<S> {
 
     fn read_into(&mut self, input: &mut [u8]) -> io::Result<()> {
         for _ in 0..READS_PER_TURN {
+            // Whole frames may have to wait for their turn, so no more is read than there is room for.
+            let most = input.len().min(self.room());
+            let input = input.get_mut(..most).unwrap_or_default();
             let len = match self.socket.try_read(input) {
                 Ok(0) => {
                     self.end_of_input();
@@ -430,7 +491,13 @@ impl<S: StreamSocket> Connection<S> {
             let bytes = input.get(..len).unwrap_or_default();
             self.with_output(|connection| connection.take(bytes, now))?;
             let more = len == input.len();
-            if !more || self.phase != Phase::Open || !self.output.is_empty() || self.parked_bytes >= LOOKAHEAD_LEN {
+            self.reads += usize::from(more);
+            if !more
+                || self.phase != Phase::Open
+                || self.is_held
+                || !self.output.is_empty()
+                || self.parked_bytes >= LOOKAHEAD_LEN
+            {
                 return Ok(());
             }
         }
@@ -455,8 +522,17 @@ impl<S: StreamSocket> Connection<S> {
             }
             return;
         }
-        self.carry.extend_from_slice(bytes);
         let mut carry = std::mem::take(&mut self.carry);
+        // It grows by a quarter at a time, and not beyond the frame's end: room that nothing fills is taken from others.
+        let frame_len = carry
+            .get(self.options.framing.prefix_len()..)
+            .and_then(<[u8]>::first_chunk)
+            .map(|header| self.options.framing.prefix_len() + HEADER_LEN + Header::decode(header).payload_len as usize);
+        let wanted = (carry.len() + carry.len() / 4).min(frame_len.unwrap_or(0)).saturating_sub(carry.len());
+        if !bytes.is_empty() {
+            carry.reserve_exact(wanted.max(bytes.len()));
+            carry.extend_from_slice(bytes);
+        }
         let used = self.frames(&carry, now);
         if used == carry.len() || self.phase != Phase::Open {
             self.carry_since = None;
@@ -464,6 +540,9 @@ impl<S: StreamSocket> Connection<S> {
         }
         if used > 0 {
             carry.drain(..used);
+            if carry.capacity() > 2 * SCRATCH_LEN {
+                carry.shrink_to_fit();
+            }
             self.carry_since = Some(now);
         }
         self.carry = carry;
@@ -490,6 +569,7 @@ impl<S: StreamSocket> Connection<S> {
     }
 
     fn frame(&mut self, frame: Frame<'_>, now: Instant) {
+        self.frames += 1;
         let dropped = &self.station.counters().dropped;
         match frame.flags.kind() {
             Kind::Request if frame.payload.is_empty() => dropped.empty.add_one(),

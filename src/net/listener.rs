@@ -1,6 +1,13 @@
 //! What Unix and TCP listeners have in common: who gets a connection, and what those get who do not.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use tokio::sync::Semaphore;
 
@@ -17,6 +24,9 @@ use crate::{
     },
 };
 
+/// Connections at once that are told why they are refused; more are only closed.
+const MAX_REFUSALS: usize = 256;
+
 /// Takes accepted sockets into service. Copies share one bound on connections.
 #[derive(Debug, Clone)]
 pub struct Acceptor {
@@ -25,6 +35,7 @@ pub struct Acceptor {
     /// Whether requests without a session share one per connection.
     connection_session: bool,
     permits: Arc<Semaphore>,
+    refusals: Arc<Semaphore>,
     max_connections: usize,
     shutdown: Shutdown,
 }
@@ -40,7 +51,8 @@ impl Acceptor {
         shutdown: Shutdown,
     ) -> Self {
         let permits = Arc::new(Semaphore::new(max_connections));
-        Self { station, options, connection_session, permits, max_connections, shutdown }
+        let refusals = Arc::new(Semaphore::new(MAX_REFUSALS));
+        Self { station, options, connection_session, permits, refusals, max_connections, shutdown }
     }
 
     /// The same acceptor with other options for its connections.
@@ -56,10 +68,11 @@ impl Acceptor {
 
     /// Serves a socket, or refuses it with a vent if its peer is not allowed or there is no room.
     pub(super) fn admit(&self, socket: impl StreamSocket, carrier: Carrier, is_allowed: bool) {
+        static NEXT_CONNECTION: AtomicU64 = AtomicU64::new(1);
         let counters = self.station.counters();
-        counters.connections.add_one();
         let peer = Peer {
             carrier,
+            connection: NEXT_CONNECTION.fetch_add(1, Ordering::Relaxed),
             address: None,
             is_proven: true,
             max_reply_len: self.station.limits().max_frame_len,
@@ -76,17 +89,24 @@ impl Acceptor {
         };
         match permit {
             Ok(permit) => {
+                let mut open = counters.connections.share();
+                open.set(1);
                 let serving =
                     serve(socket, peer, Arc::clone(&self.station), self.options.clone(), self.shutdown.clone());
                 self.shutdown.spawn(async move {
                     serving.await;
-                    drop(permit);
+                    drop((permit, open));
                 });
             }
             Err(error) => {
                 counters.connections_refused.add_one();
+                // The vent is a courtesy, for which a flood of connections must not take all descriptors.
+                let Ok(refusing) = Arc::clone(&self.refusals).try_acquire_owned() else { return };
                 let (framing, flags) = (self.options.framing, peer.reply_flags(false));
-                self.shutdown.spawn(async move { refuse(socket, framing, flags, &error).await });
+                self.shutdown.spawn(async move {
+                    refuse(socket, framing, flags, &error).await;
+                    drop(refusing);
+                });
             }
         }
     }

@@ -35,7 +35,7 @@ const BATCH: usize = 16;
 /// Bytes of a receive buffer: the largest run of datagrams that the kernel joins into one.
 const BUFFER_LEN: usize = 65_536;
 /// Batches in a row before other tasks get their turn.
-const BATCHES_PER_TURN: usize = 8;
+const BATCHES_PER_TURN: usize = 2;
 /// Replies that wait for room in the socket's send buffer.
 const MAX_BACKLOG: usize = 1024;
 /// Receive and send buffer asked of the system.
@@ -174,8 +174,11 @@ impl UdpCarrier {
                         if ready.is_writable() {
                             service.send_backlog();
                         }
-                        if let Err(error) = service.receive(&mut buffers) {
-                            after_receive_error(&error).await;
+                        match service.receive(&mut buffers) {
+                            Ok(false) => {}
+                            // Tokio counts system calls, each of which may bring hundreds of datagrams.
+                            Ok(true) => tokio::task::yield_now().await,
+                            Err(error) => after_receive_error(&error).await,
                         }
                     }
                     Err(error) => after_receive_error(&error).await,
@@ -207,7 +210,8 @@ struct Service {
 }
 
 impl Service {
-    fn receive(&mut self, buffers: &mut [u8]) -> io::Result<()> {
+    /// Handles what has come; returns whether there is more.
+    fn receive(&mut self, buffers: &mut [u8]) -> io::Result<bool> {
         for _ in 0..BATCHES_PER_TURN {
             let mut metas = [RecvMeta::default(); BATCH];
             let mut slices: Vec<IoSliceMut<'_>> = buffers.chunks_mut(BUFFER_LEN).map(IoSliceMut::new).collect();
@@ -216,7 +220,7 @@ impl Service {
                 socket.try_io(Interest::READABLE, || state.recv(UdpSockRef::from(socket), &mut slices, &mut metas));
             let count = match received {
                 Ok(count) => count,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
                 // A peer that closed its port before its reply came: nothing to do with anyone else.
                 Err(error) if error.kind() == ErrorKind::ConnectionRefused => continue,
                 Err(error) => return Err(error),
@@ -233,10 +237,10 @@ impl Service {
                 }
             }
             if count < BATCH {
-                return Ok(());
+                return Ok(false);
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     fn datagram(&mut self, path: Path, bytes: &[u8], now: Instant) {
@@ -267,6 +271,7 @@ impl Service {
         let (address, ..) = key;
         let peer = Peer {
             carrier: Carrier::Udp,
+            connection: 0,
             address: Some(address),
             is_proven: address.ip().is_loopback(),
             max_reply_len: self.station.limits().max_datagram_len,

@@ -4,6 +4,8 @@
 //! someone has decided it. The text and the fields go to the peer; they hold what was expected and what came, never paths,
 //! model input or the cause of an internal error.
 
+use std::time::Instant;
+
 use aeon_proto::{
     bwah::BwahError,
     frame::Flags,
@@ -19,6 +21,7 @@ use crate::{
     codec::StreamError,
     model::{ModelError, kept::Provenance},
     replay::cache::CaptureError,
+    telemetry::Seldom,
 };
 
 /// The longest error text that a peer gets, in bytes.
@@ -250,6 +253,36 @@ pub enum RequestError {
         /// When to come back.
         retry_after_ms: u64,
     },
+    /// A session that alone is larger than all sessions may be.
+    #[error(
+        "session of {wanted} bytes, all sessions together may hold {max}; send a shorter text, or raise max-session-bytes"
+    )]
+    SessionTooLarge {
+        /// Bytes that it would take.
+        wanted: usize,
+        /// The limit.
+        max: usize,
+    },
+    /// Half frames and unread replies take too much memory.
+    #[error(
+        "{held} bytes of this connection wait, {room} may now; read replies, send whole frames, or come back later"
+    )]
+    NoBufferRoom {
+        /// What the connection holds.
+        held: usize,
+        /// What it may hold now.
+        room: usize,
+        /// When to come back.
+        retry_after_ms: u64,
+    },
+    /// A request in a datagram over the limit.
+    #[error("datagram of {len} bytes, at most {max} are taken; send fewer positions at once, or use a stream")]
+    DatagramTooLarge {
+        /// Bytes that came.
+        len: usize,
+        /// The limit.
+        max: usize,
+    },
     /// The station is about to stop.
     #[error("draining: this station is about to stop")]
     Draining {
@@ -350,6 +383,8 @@ impl RequestError {
         match self {
             Self::Stream(StreamError::FrameTooLarge { .. })
             | Self::TooManyPositions { .. }
+            | Self::SessionTooLarge { .. }
+            | Self::DatagramTooLarge { .. }
             | Self::ReplyTooLarge { .. }
             | Self::ContextTooLong { .. }
             | Self::Capture(CaptureError::PrefixTooLong { .. } | CaptureError::TooLarge { .. })
@@ -399,6 +434,7 @@ impl RequestError {
             Self::TooManyConnections { .. }
             | Self::Overloaded { .. }
             | Self::NoCapacity { .. }
+            | Self::NoBufferRoom { .. }
             | Self::Draining { .. }
             | Self::UpstreamUnreachable { .. } => Status::UNAVAILABLE,
             Self::Upstream { status, .. } => *status,
@@ -424,7 +460,10 @@ impl RequestError {
             Self::TokenId { vocab, .. } | Self::TopK { vocab } => {
                 meta.unsigned("vocab", *vocab as u64);
             }
-            Self::ReplyTooLarge { max, datagram: true, .. } => {
+            Self::SessionTooLarge { max, .. } => {
+                meta.unsigned("max_session_bytes", *max as u64);
+            }
+            Self::ReplyTooLarge { max, datagram: true, .. } | Self::DatagramTooLarge { max, .. } => {
                 meta.unsigned("max_datagram", *max as u64);
             }
             Self::ReplyTooLarge { max, datagram: false, .. } | Self::Stream(StreamError::FrameTooLarge { max, .. }) => {
@@ -445,6 +484,7 @@ impl RequestError {
             Self::TooManyConnections { retry_after_ms, .. }
             | Self::Overloaded { retry_after_ms, .. }
             | Self::NoCapacity { retry_after_ms, .. }
+            | Self::NoBufferRoom { retry_after_ms, .. }
             | Self::Draining { retry_after_ms }
             | Self::UpstreamUnreachable { retry_after_ms } => {
                 meta.unsigned("retry_after_ms", *retry_after_ms);
@@ -538,21 +578,29 @@ impl RequestError {
 
     /// From a backend's error, whose cause stays in the operator's log.
     pub(crate) fn from_model(error: ModelError, retry_after_ms: u64) -> Self {
+        static SELDOM: Seldom = Seldom::new();
+        let log = || SELDOM.turn(Instant::now());
         match error {
             ModelError::Cancelled => Self::Cancelled,
             ModelError::NotHere { part, lo, hi, n_layers } => Self::NotHere { part, lo, hi, n_layers },
             ModelError::Upstream { status, text, expected_pos } => Self::Upstream { status, text, expected_pos },
             ModelError::UpstreamUnreachable { ref source, .. } => {
-                tracing::warn!(error = %error, cause = %source, "upstream station does not answer");
+                if let Some(left_out) = log() {
+                    tracing::warn!(error = %error, cause = %source, left_out, "upstream station does not answer");
+                }
                 Self::UpstreamUnreachable { retry_after_ms }
             }
             ModelError::Compute { operation, ref source } => {
-                tracing::error!(operation, cause = %source, "model failed");
+                if let Some(left_out) = log() {
+                    tracing::error!(operation, cause = %source, left_out, "model failed");
+                }
                 Self::Compute { operation }
             }
             ModelError::CacheNotPortable => Self::CacheNotPortable,
             ModelError::ForeignCache | ModelError::CacheLen { .. } | ModelError::CacheNonFinite { .. } => {
-                tracing::error!(error = %error, "model failed");
+                if let Some(left_out) = log() {
+                    tracing::error!(error = %error, left_out, "model failed");
+                }
                 Self::Compute { operation: "session cache" }
             }
         }

@@ -29,6 +29,7 @@ use super::{
 use crate::{
     model::{Cache, CancelToken, Head, HeadOutput, kept::Provenance, session::Refused, worker::WorkerPool},
     station::request::{Carrier, Outcome, ReplyTo, Request},
+    telemetry::Seldom,
 };
 
 /// More than the header and the meta of any success of these routes take: 12 bytes, 8 members with numbers of at most 20
@@ -54,6 +55,8 @@ pub(super) struct Call<'a> {
     /// How the answer is compressed, if the client accepts that.
     compress: Option<Projection>,
     seq: usize,
+    /// Bytes of the body that a success will have.
+    reply_len: usize,
     session: Option<Arc<str>>,
     pos: Option<usize>,
     deadline: Option<(Instant, u64)>,
@@ -115,7 +118,7 @@ impl Core {
             Operation::Forward { head: None, .. } => self.choose_kind(meta, lift.as_ref(), info.layers.end)?,
             Operation::Forward { head: Some(_), .. } | Operation::Head(_) | Operation::Reset => None,
         };
-        self.check_reply(operation, seq, compress.as_ref(), context)?;
+        let reply_len = self.check_reply(operation, seq, compress.as_ref(), context)?;
         if !is_pca {
             check_fp48(meta, body)?;
         }
@@ -145,6 +148,7 @@ impl Core {
             lift,
             compress,
             seq,
+            reply_len,
             session,
             pos,
             deadline,
@@ -192,13 +196,14 @@ impl Core {
         Ok(seq)
     }
 
+    /// Refuses what cannot be answered; returns the bytes of the answer's body.
     fn check_reply(
         &self,
         operation: Operation,
         seq: usize,
         compress: Option<&Projection>,
         context: &Context,
-    ) -> Result<(), RequestError> {
+    ) -> Result<usize, RequestError> {
         let info = self.model.info();
         let (rows, width) = match operation {
             Operation::Reset => (0, 0),
@@ -210,7 +215,8 @@ impl Core {
         };
         let body_len = rows.saturating_mul(width);
         context.check_fits(body_len.saturating_add(REPLY_OVERHEAD))?;
-        context.check_amplification(self, body_len)
+        context.check_amplification(self, body_len)?;
+        Ok(body_len)
     }
 
     /// The boundary at which a body of this operation enters.
@@ -312,7 +318,9 @@ impl Station {
             };
         }
         let call = Call { body: Cow::Owned(call.body.into_owned()), ..call };
-        let place = Place { session: call.session.clone(), bytes: call.body.len(), context, key };
+        // A few bytes can ask for megabytes of logits: what is bounded is the larger of the two.
+        let bytes = call.body.len().max(call.reply_len);
+        let place = Place { session: call.session.clone(), bytes, context, key };
         self.perform(place, out, reply_to, move |core, cancel, out| core.run(&call, &context, cancel, out))
     }
 }
@@ -457,7 +465,10 @@ impl Core {
         match residual::check_finite_values(&output) {
             Ok(()) => Ok(output),
             Err(error) => {
-                tracing::error!(index = error.index, "layers gave NaN or infinity for finite input");
+                static SELDOM: Seldom = Seldom::new();
+                if let Some(left_out) = SELDOM.turn(Instant::now()) {
+                    tracing::error!(index = error.index, left_out, "layers gave NaN or infinity for finite input");
+                }
                 Err(RequestError::ResultNonFinite { index: error.index })
             }
         }
@@ -466,6 +477,7 @@ impl Core {
     fn refused(&self, refused: Refused, got: usize) -> RequestError {
         match refused {
             Refused::Position { expected } => RequestError::Position { expected, got },
+            Refused::TooLarge { wanted, budget } => RequestError::SessionTooLarge { wanted, max: budget },
             Refused::Budget { wanted, budget } => {
                 RequestError::NoCapacity { wanted, budget, retry_after_ms: self.retry_after_ms() }
             }

@@ -29,6 +29,9 @@ pub struct Limits {
     pub max_positions: usize,
     /// Work waiting for the model or running on it, of all peers.
     pub queue: QueueLimits,
+    /// Bytes of half frames, waiting requests and unread replies of all connections. One connection may hold as much as is
+    /// left, and 16 KiB in any case.
+    pub max_buffered_bytes: usize,
     /// Sessions and their memory.
     pub sessions: SessionLimits,
     /// Bytes of the prefix replay cache.
@@ -46,6 +49,7 @@ impl Default for Limits {
             max_datagram_len: MAX_DATAGRAM_LEN,
             max_positions: 4096,
             queue: QueueLimits { items: 1024, bytes: 256 << 20 },
+            max_buffered_bytes: 512 << 20,
             sessions: SessionLimits { count: 4096, bytes: 2 << 30, max_idle: Duration::from_secs(3600) },
             max_replay_bytes: 256 << 20,
             shards: ShardLimits { entries: 4096, bytes: 16 << 20 },

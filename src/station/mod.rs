@@ -19,6 +19,7 @@ mod shard;
 
 use std::{
     net::SocketAddr,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
@@ -40,7 +41,11 @@ use self::{
 };
 use crate::{
     basis::Registry,
-    model::{LayerRange, session::SessionTable, worker::WorkerPool},
+    model::{
+        LayerRange,
+        session::SessionTable,
+        worker::{Asker, WorkerPool},
+    },
     replay::cache::{ReplayCache, Shape},
     telemetry::Counters,
 };
@@ -191,7 +196,10 @@ impl Station {
         let start = out.len();
         let mut context = Context::new(core, &request);
         let mut key = None;
-        let outcome = self.dispatch(&request, &mut context, &mut key, out, reply_to).unwrap_or_else(|error| {
+        // Work of inline backends runs here, on a task that may serve every UDP peer: a panic costs its own request alone.
+        let dispatched =
+            catch_unwind(AssertUnwindSafe(|| self.dispatch(&request, &mut context, &mut key, out, reply_to)));
+        let outcome = dispatched.unwrap_or(Err(RequestError::Panicked)).unwrap_or_else(|error| {
             out.truncate(start);
             core.counters.errors.add_one();
             context.write_vent(&error, out);
@@ -242,6 +250,10 @@ impl Station {
         let payload = Payload::decode(request.frame.payload)?;
         let meta = RequestMeta::parse(payload.meta)?;
         context.prove(&self.core, meta.token.as_deref());
+        let (len, max) = (request.frame.encoded_len(), self.core.limits.max_datagram_len);
+        if request.peer.carrier == Carrier::Udp && len > max {
+            return Err(RequestError::DatagramTooLarge { len, max });
+        }
         let session = match (&meta.session, &request.peer.default_session) {
             (Some(name), _) => Some(Arc::from(&**name)),
             (None, default) => default.clone(),
@@ -313,6 +325,7 @@ struct Context {
     failure: aeon_proto::frame::Flags,
     carrier: Carrier,
     address: Option<SocketAddr>,
+    asker: Asker,
     max_reply_len: usize,
     /// The largest reply to an address that is not proven.
     unproven_len: Option<usize>,
@@ -323,7 +336,7 @@ struct Context {
 
 impl Context {
     fn new(core: &Core, request: &Request<'_>) -> Self {
-        let Peer { carrier, address, is_proven, max_reply_len, .. } = *request.peer;
+        let Peer { carrier, connection, address, is_proven, max_reply_len, .. } = *request.peer;
         let frame_len = request.frame.encoded_len();
         Self {
             stream_id: request.frame.stream_id,
@@ -332,6 +345,7 @@ impl Context {
             failure: request.peer.reply_flags(false),
             carrier,
             address,
+            asker: address.map_or(Asker::Connection(connection), Asker::Address),
             max_reply_len: max_reply_len.min(core.limits.max_frame_len),
             unproven_len: (!is_proven).then_some(frame_len.saturating_mul(AMPLIFICATION)),
             arrived: request.arrived,

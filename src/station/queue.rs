@@ -12,7 +12,7 @@ use super::{
     error::RequestError,
     request::{Outcome, ReplyTo},
 };
-use crate::model::CancelToken;
+use crate::model::{CancelToken, worker::QueueFull};
 
 /// How work ended that did not fail.
 #[derive(Debug, PartialEq, Eq)]
@@ -54,19 +54,24 @@ impl Station {
         };
         let Place { session, bytes, context, key } = place;
         let (core, token, reply_to) = (Arc::clone(&self.core), cancel.clone(), reply_to());
-        let queued = move || reply_to.finish(core.answer(&context, key, |core, out| work(core, &token, out)));
-        if let Err(full) = workers.submit(session, bytes, queued) {
-            return Err(RequestError::Overloaded {
-                items: full.items,
-                bytes: full.bytes,
-                retry_after_ms: self.core.retry_after_ms(),
+        let queued = move |turn: Result<(), QueueFull>| {
+            let answer = core.answer(&context, key, |core, out| match turn {
+                Ok(()) => work(core, &token, out),
+                Err(full) => Err(core.overloaded(full)),
             });
-        }
+            reply_to.finish(answer);
+        };
+        workers.submit(context.asker, session, bytes, queued).map_err(|full| self.core.overloaded(full))?;
         Ok(Outcome::Queued(cancel))
     }
 }
 
 impl Core {
+    fn overloaded(&self, full: QueueFull) -> RequestError {
+        let QueueFull { items, bytes } = full;
+        RequestError::Overloaded { items, bytes, retry_after_ms: self.retry_after_ms() }
+    }
+
     /// Does work on a worker thread; returns the reply frame, if there is one to send.
     fn answer(
         &self,

@@ -288,6 +288,7 @@ impl Core {
     fn session_refused(&self, refused: Refused, got: usize) -> RequestError {
         match refused {
             Refused::Position { expected } => RequestError::Position { expected, got },
+            Refused::TooLarge { wanted, budget } => RequestError::SessionTooLarge { wanted, max: budget },
             Refused::Budget { wanted, budget } => {
                 RequestError::NoCapacity { wanted, budget, retry_after_ms: self.retry_after_ms() }
             }

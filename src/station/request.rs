@@ -22,6 +22,8 @@ pub enum Carrier {
 pub struct Peer {
     /// The kind of socket.
     pub carrier: Carrier,
+    /// Tells stream connections apart, so that each gets its turn; 0 on UDP and HTTP.
+    pub connection: u64,
     /// The sender's address, on UDP.
     pub address: Option<SocketAddr>,
     /// Whether replies to this address may be larger than three times their request: always on streams and loopback.

@@ -40,6 +40,7 @@ fn station(hidden_dim: usize, edit: impl FnOnce(&mut Limits)) -> Station {
 fn stream() -> Peer {
     Peer {
         carrier: Carrier::Unix,
+        connection: 1,
         address: None,
         is_proven: true,
         max_reply_len: 16_777_225,

@@ -1,0 +1,239 @@
+//! A real node under a limit of address space, and well-behaved clients whose every request must be answered rightly.
+
+use std::{
+    io::{BufRead, BufReader},
+    net::SocketAddr,
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use aeon_proto::{payload::MetaWriter, route::Route};
+use aeon_station::client::{Client, ClientOptions, StationAddress};
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::task::JoinSet;
+
+use crate::common::{health, ids, until_blocking, wire::Wire};
+
+const MIB: u64 = 1 << 20;
+/// What a node may need beside its budgets: stacks of threads that start later, arenas of the allocator, frames that are
+/// being worked on (two of 16 MiB, their numbers and answers), buffers of the system library.
+const SLACK: u64 = 192 * MIB;
+/// How long the bystanders are alone before each attack.
+const QUIET: Duration = Duration::from_millis(1500);
+
+/// The budgets of the nodes here, small so that a leak shows soon.
+const BUDGETS: [(&str, u64); 5] = [
+    ("--max-buffered-bytes", 64 * MIB),
+    ("--max-queued-bytes", 48 * MIB),
+    ("--max-session-bytes", 64 * MIB),
+    ("--max-replay-bytes", 16 * MIB),
+    ("--max-shard-bytes", 4 * MIB),
+];
+
+/// A running `aeon-node`.
+pub(crate) struct Guarded {
+    child: Child,
+    pub(crate) uds: PathBuf,
+    pub(crate) udp: SocketAddr,
+    pub(crate) tcp: SocketAddr,
+    pub(crate) http: SocketAddr,
+    limit: u64,
+    before: u64,
+    _dir: TempDir,
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A memory figure of a process, in bytes, by the system's account.
+pub(crate) fn memory(pid: u32, key: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':')).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+}
+
+/// Lets this process open as many files as it may; returns how many.
+pub(crate) fn raise_descriptors() -> u64 {
+    let mut limit = rustix::process::getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    rustix::process::setrlimit(Resource::Nofile, limit).unwrap();
+    limit.maximum.unwrap_or(u64::MAX)
+}
+
+impl Guarded {
+    /// Starts a node and, once it serves, forbids it to grow by more than its budgets (`extra` may make them smaller), [`SLACK`], and 32 KiB for each of
+    /// `connections`.
+    pub(crate) async fn start(model: &str, connections: u64, extra: &[&str]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let uds = dir.path().join("s");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_aeon-node"));
+        command.args(["--uds", uds.to_str().unwrap(), "--udp", "127.0.0.1:0", "--tcp", "127.0.0.1:0"]);
+        command.args(["--http", "127.0.0.1:0", "--frame-timeout", "3", "--model", model]);
+        for (flag, bytes) in BUDGETS.iter().filter(|(flag, _)| !extra.contains(flag)) {
+            command.args([*flag, &bytes.to_string()]);
+        }
+        // glibc sets 64 MiB of address space aside for each thread that allocates, unless it is told not to.
+        let mut child = command
+            .args(extra)
+            .env("MALLOC_ARENA_MAX", "2")
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let mut before = Vec::new();
+        let ready = loop {
+            match lines.next() {
+                Some(Ok(line)) if line.starts_with("ready ") => break line,
+                Some(Ok(line)) => before.push(line),
+                end => panic!("{end:?}: the node did not start: {before:?}"),
+            }
+        };
+        std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| eprintln!("node: {line}")));
+        let address = |key: &str| {
+            let word = ready.split(' ').find_map(|word| word.strip_prefix(key)?.strip_prefix('='));
+            word.unwrap().parse().unwrap()
+        };
+        let (udp, tcp, http) = (address("udp"), address("tcp"), address("http"));
+        let mut node = Self { child, uds, udp, tcp, http, limit: 0, before: 0, _dir: dir };
+        // The threads that it will always need are started by use.
+        node.bystanders(Duration::from_millis(200)).await;
+        let budget: u64 = BUDGETS.iter().map(|(_, bytes)| bytes).sum();
+        node.before = memory(node.pid(), "VmRSS");
+        node.limit = budget + SLACK + connections * 32 * 1024;
+        let all = memory(node.pid(), "VmSize") + node.limit;
+        let pid = Pid::from_child(&node.child);
+        prlimit(Some(pid), Resource::As, Rlimit { current: Some(all), maximum: Some(all) }).unwrap();
+        node
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) async fn wire(&self) -> Wire {
+        Wire::uds(&self.uds).await
+    }
+
+    pub(crate) async fn health(&self) -> Value {
+        health(&mut self.wire().await).await
+    }
+
+    fn addresses(&self) -> [StationAddress; 3] {
+        [
+            StationAddress::Unix(self.uds.clone()),
+            StationAddress::Tcp(self.tcp.to_string()),
+            StationAddress::Udp(self.udp.to_string()),
+        ]
+    }
+
+    /// One client on each carrier asks one thing after another for a while; returns the times.
+    async fn bystanders(&self, time: Duration) -> Vec<Duration> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let asking = self.start_bystanders(&stop).await;
+        tokio::time::sleep(time).await;
+        stop.store(true, Ordering::Relaxed);
+        asking.join_all().await.concat()
+    }
+
+    async fn start_bystanders(&self, stop: &Arc<AtomicBool>) -> JoinSet<Vec<Duration>> {
+        let mut asking = JoinSet::new();
+        for address in self.addresses() {
+            let client = Client::connect(&address, ClientOptions::default()).await.unwrap();
+            let stop = Arc::clone(stop);
+            asking.spawn(async move {
+                let mut times = Vec::new();
+                let mut expected = None;
+                while !stop.load(Ordering::Relaxed) {
+                    let started = Instant::now();
+                    let meta = |meta: &mut MetaWriter<'_, '_>| {
+                        meta.string("in", "ids").string("out", "token");
+                    };
+                    let reply = client.request(Route::FORWARD, meta, &ids(&[5, 7, 11])).await;
+                    let reply = reply.unwrap_or_else(|error| panic!("bystander {address}: {error:?}"));
+                    times.push(started.elapsed());
+                    assert_eq!(reply.body.len(), 4);
+                    assert_eq!(*expected.get_or_insert_with(|| reply.body.clone()), reply.body, "{address}");
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                }
+                times
+            });
+        }
+        asking
+    }
+
+    /// Runs an attack with bystanders beside it, prints a line, and waits until the node holds nothing of it any more.
+    /// `sessions` is how many it may still hold then.
+    pub(crate) async fn under(&self, what: &str, sessions: u64, attack: impl Future<Output = String>) {
+        let mut quiet = self.bystanders(QUIET).await;
+        let stop = Arc::new(AtomicBool::new(false));
+        let asking = self.start_bystanders(&stop).await;
+        let started = Instant::now();
+        let note = attack.await;
+        let took = started.elapsed();
+        stop.store(true, Ordering::Relaxed);
+        let mut loud = asking.join_all().await.concat();
+        let ms = |times: &mut Vec<Duration>, percent: usize| {
+            times.sort();
+            times[(times.len() - 1) * percent / 100].as_secs_f64() * 1e3
+        };
+        let (q50, q99) = (ms(&mut quiet, 50), ms(&mut quiet, 99));
+        let (l50, l99) = (ms(&mut loud, 50), ms(&mut loud, 99));
+        let (peak, before) = (memory(self.pid(), "VmHWM"), self.before);
+        eprintln!(
+            "| {what:<22} | {:>5} | {q50:>6.1} {q99:>7.1} | {l50:>7.1} {l99:>8.1} | {:>6.1}x | +{:>4} of {:>4} MiB | {:>4.1} s | {note}",
+            loud.len(),
+            l99 / q99,
+            peak.saturating_sub(before) / MIB,
+            self.limit / MIB,
+            took.as_secs_f64(),
+        );
+        // One connection is the one that asks.
+        let mut last = Value::Null;
+        let started = Instant::now();
+        loop {
+            let health = self.health().await;
+            let zero = |key: &str| health[key] == 0;
+            let is_calm = zero("queued") && zero("queued_bytes") && zero("buffered_bytes");
+            if is_calm && health["connections"] == 1 && health["sessions"].as_u64().unwrap() <= sessions {
+                break;
+            }
+            assert!(
+                started.elapsed() < Duration::from_secs(40),
+                "{what}: the node still holds {health} (before: {last})"
+            );
+            last = health;
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        self.bystanders(Duration::from_millis(50)).await;
+    }
+
+    /// The node must stop by itself when it is told to.
+    pub(crate) fn stop(mut self) {
+        rustix::process::kill_process(Pid::from_child(&self.child), rustix::process::Signal::TERM).unwrap();
+        let mut status = None;
+        until_blocking("the node stops", || {
+            status = self.child.try_wait().unwrap();
+            status.is_some()
+        });
+        assert!(status.unwrap().success(), "{status:?}");
+    }
+}
+
+/// The head of the table that [`Guarded::under`] prints.
+pub(crate) fn print_head() {
+    eprintln!(
+        "| attack                 | asked | quiet p50 p99  | attacked p50 p99 | ratio   | most memory       | time   | (times in ms; goal for the ratio of p99: 3)"
+    );
+}
