@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::{net::SocketAddr, path::Path, process::Output};
+use std::{net::SocketAddr, path::Path, process::Output, sync::Arc};
 
 use aeon_station::{
     client::{
@@ -219,23 +219,28 @@ async fn narrow_network(station: SocketAddr, max: usize) -> SocketAddr {
     tokio::spawn(async move {
         let mut buffer = vec![0; 65_536];
         let mut inside = std::collections::HashMap::new();
-        let outside = std::sync::Arc::new(outside);
+        let outside = Arc::new(outside);
         loop {
             let (len, peer) = outside.recv_from(&mut buffer).await.unwrap();
-            if !inside.contains_key(&peer) {
-                let socket = std::sync::Arc::new(UdpSocket::bind("127.0.0.1:0").await.unwrap());
-                socket.connect(station).await.unwrap();
-                let (back, out) = (std::sync::Arc::clone(&socket), std::sync::Arc::clone(&outside));
-                tokio::spawn(async move {
-                    let mut buffer = vec![0; 65_536];
-                    while let Ok(len) = back.recv(&mut buffer).await {
-                        out.send_to(&buffer[..len], peer).await.unwrap();
-                    }
-                });
-                inside.insert(peer, socket);
-            }
+            let known = inside.get(&peer).map(Arc::clone);
+            let socket = match known {
+                Some(socket) => socket,
+                None => {
+                    let socket = Arc::new(UdpSocket::bind("127.0.0.1:0").await.unwrap());
+                    socket.connect(station).await.unwrap();
+                    let (back, out) = (Arc::clone(&socket), Arc::clone(&outside));
+                    tokio::spawn(async move {
+                        let mut buffer = vec![0; 65_536];
+                        while let Ok(len) = back.recv(&mut buffer).await {
+                            out.send_to(&buffer[..len], peer).await.unwrap();
+                        }
+                    });
+                    inside.insert(peer, Arc::clone(&socket));
+                    socket
+                }
+            };
             if len <= max {
-                inside[&peer].send(&buffer[..len]).await.unwrap();
+                socket.send(&buffer[..len]).await.unwrap();
             }
         }
     });

@@ -163,7 +163,7 @@ systemctl daemon-reload
 echo "-- mistakes"
 echo "nonsense = 1" >>/etc/aeon/node.toml
 check "a bad configuration does not start" not systemctl restart aeon-node.service
-check "and is given up after a few tries" until_true is Result start-limit-hit
+check "and is given up after a few tries" until_true is ActiveState failed
 check "its mistake is in the log" log_has "nonsense"
 sed -i '/nonsense/d' /etc/aeon/node.toml
 systemctl reset-failed aeon-node.service aeon-node.socket
