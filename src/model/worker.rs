@@ -210,7 +210,8 @@ impl Drop for WorkerPool {
 
 fn run(shared: &Shared) {
     let mut queue = shared.lock();
-    let mut probes = queue.probes;
+    // A thread that begins after a probe answers it too.
+    let mut probes = 0;
     loop {
         if queue.probes != probes {
             probes = queue.probes;
