@@ -6,7 +6,10 @@ mod node;
 
 use std::{path::PathBuf, process::ExitCode};
 
-use aeon_station::config::{Config, ConfigError, Settings};
+use aeon_station::{
+    config::{Config, ConfigError, Settings},
+    systemd::sockets,
+};
 use clap::{Parser, Subcommand};
 
 /// Serves layers of a language model over aeon-flow on Unix sockets, UDP and TCP
@@ -38,7 +41,10 @@ fn configuration(file: Option<PathBuf>, settings: Settings) -> Result<Config, Co
 }
 
 fn main() -> ExitCode {
-    let Cli { command, config, settings, description } = common::parse();
+    let Cli { command, config, mut settings, description } = common::parse();
+    if settings.listen.systemd_sockets.is_none() && sockets::are_passed() {
+        settings.listen.systemd_sockets = Some(true);
+    }
     match command {
         Some(Command::Check) => match configuration(config, settings) {
             Ok(_) => {

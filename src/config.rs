@@ -58,7 +58,10 @@ pub enum ConfigError {
     #[error(transparent)]
     Socket(#[from] uds::BindError),
     /// Nothing to listen on.
-    #[error("nothing to listen on; give at least one of --uds PATH, --udp ADDR:PORT, --tcp ADDR:PORT")]
+    #[error(
+        "nothing to listen on; give at least one of --uds PATH, --udp ADDR:PORT, --tcp ADDR:PORT, \
+         or --systemd-sockets under a .socket unit"
+    )]
     NoListener,
     /// Replies that 0x20 clients read look like requests, so that two UDP stations could answer each other for ever.
     #[error("--stock-clients cannot be used together with UDP; run a second station for UDP peers")]
@@ -147,6 +150,9 @@ settings! {
         /// Group ids that may connect to the socket file
         #[arg(long, global = true, env = "AEON_UDS_ALLOW_GID", value_name = "GID", value_delimiter = ',', help_heading = "Listeners")]
         uds_allow_gid: Vec<u32>,
+        /// Take the sockets that systemd passes, named flow and http [default: true if any are passed]
+        #[arg(long, global = true, env = "AEON_SYSTEMD_SOCKETS", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", help_heading = "Listeners")]
+        systemd_sockets: bool,
         /// UDP address to listen on
         #[arg(long, global = true, env = "AEON_UDP", value_name = "ADDR:PORT", help_heading = "Listeners")]
         udp: SocketAddr,
@@ -295,6 +301,8 @@ pub struct Config {
     pub uds: Option<PathBuf>,
     /// Its options.
     pub uds_options: UdsOptions,
+    /// Whether sockets come from systemd.
+    pub systemd_sockets: bool,
     /// UDP address.
     pub udp: Option<SocketAddr>,
     /// TCP address.
@@ -329,7 +337,8 @@ impl TryFrom<Settings> for Config {
         if let Some(path) = &listen.uds {
             uds::check_path_len(path)?;
         }
-        if listen.uds.is_none() && listen.udp.is_none() && listen.tcp.is_none() {
+        let systemd_sockets = listen.systemd_sockets.unwrap_or(false);
+        if listen.uds.is_none() && listen.udp.is_none() && listen.tcp.is_none() && !systemd_sockets {
             return Err(ConfigError::NoListener);
         }
         let stock_clients = listen.stock_clients.unwrap_or(false);
@@ -406,6 +415,7 @@ impl TryFrom<Settings> for Config {
             workers: positive("workers", model.workers, 2)?,
             uds: listen.uds,
             uds_options: UdsOptions { mode, group: listen.uds_group, credentials },
+            systemd_sockets,
             udp: listen.udp,
             tcp: listen.tcp,
             tcp_framing: if listen.bare_frames.unwrap_or(false) { Framing::Bare } else { Framing::Prefixed },

@@ -22,6 +22,10 @@ use crate::{
         uds::{self, UdsListener},
     },
     station::Station,
+    systemd::{
+        notify,
+        sockets::{self, Inherited, SocketError},
+    },
 };
 
 /// How often unused sessions are looked for.
@@ -55,6 +59,9 @@ pub enum StartError {
     /// The UDP socket.
     #[error("cannot listen")]
     Udp(#[from] udp::BindError),
+    /// The sockets that systemd passes.
+    #[error(transparent)]
+    Systemd(#[from] SocketError),
     /// Another socket.
     #[error("cannot listen on {what}")]
     Listen {
@@ -74,10 +81,10 @@ pub struct Node {
     station: Arc<Station>,
     shutdown: Shutdown,
     grace: std::time::Duration,
-    uds: Option<PathBuf>,
-    udp: Option<SocketAddr>,
-    tcp: Option<SocketAddr>,
-    http: Option<SocketAddr>,
+    uds: Vec<PathBuf>,
+    udp: Vec<SocketAddr>,
+    tcp: Vec<SocketAddr>,
+    http: Vec<SocketAddr>,
 }
 
 impl Node {
@@ -86,11 +93,19 @@ impl Node {
     /// # Errors
     /// [`StartError`]; nothing is left bound then.
     pub async fn start(config: &Config) -> Result<Self, StartError> {
+        Self::start_on(Inherited::default(), config).await
+    }
+
+    /// As [`Node::start`], on sockets that are there already beside those of the configuration.
+    ///
+    /// # Errors
+    /// [`StartError`]; nothing is left bound then.
+    pub async fn start_on(inherited: Inherited, config: &Config) -> Result<Self, StartError> {
         let bases = match config.bases.clone() {
             None => Registry::default(),
             Some(source) => blocking(move || Registry::open(source)).await?,
         };
-        Self::start_with_bases(config, Arc::new(bases)).await
+        Self::start_with(inherited, config, Arc::new(bases)).await
     }
 
     /// As [`Node::start`], with bases that come from elsewhere than the folder of the configuration.
@@ -98,25 +113,13 @@ impl Node {
     /// # Errors
     /// [`StartError`]; nothing is left bound then.
     pub async fn start_with_bases(config: &Config, bases: Arc<Registry>) -> Result<Self, StartError> {
+        Self::start_with(Inherited::default(), config, bases).await
+    }
+
+    async fn start_with(inherited: Inherited, config: &Config, bases: Arc<Registry>) -> Result<Self, StartError> {
         raise_descriptor_limit();
         // Sockets first: a path that is taken shows before a large model is loaded, and early peers wait in line.
-        let socket = config.uds.as_ref().map(|path| uds::bind(path, &config.uds_options)).transpose()?;
-        let udp = config.udp.map(|address| UdpCarrier::bind(address, config.allow.clone())).transpose()?;
-        let listen_error = |what: String| move |source| StartError::Listen { what, source };
-        let tcp = match config.tcp {
-            None => None,
-            Some(address) => {
-                let bound = TcpCarrier::bind(address, config.allow.clone()).await;
-                Some(bound.map_err(listen_error(format!("TCP {address}")))?)
-            }
-        };
-        let http = match config.http {
-            None => None,
-            Some(address) => {
-                let bound = HttpListener::bind(address, config.allow.clone()).await;
-                Some(bound.map_err(listen_error(format!("HTTP {address}")))?)
-            }
-        };
+        let sockets = Sockets::open(inherited, config).await?;
         let model = load(config).await?;
         let name = config.name.clone().unwrap_or_else(|| model.info().name.clone());
         let station = Station::with_bases(name, model, bases, config.limits.clone(), config.workers);
@@ -133,25 +136,31 @@ impl Node {
             config.max_connections,
             shutdown.clone(),
         );
-        let uds = config.uds.clone();
-        let mut node = Self { station, shutdown, grace: config.grace, uds, udp: None, tcp: None, http: None };
-        if let Some(socket) = socket {
-            let listener = UdsListener::new(socket, config.uds_options.credentials.clone());
-            let listener = listener.map_err(listen_error("the Unix socket".to_owned()))?;
+        let mut node = Self {
+            station,
+            shutdown,
+            grace: config.grace,
+            uds: Vec::new(),
+            udp: Vec::new(),
+            tcp: Vec::new(),
+            http: Vec::new(),
+        };
+        for listener in sockets.uds {
+            node.uds.push(listener.path().to_owned());
             node.shutdown.spawn(listener.run(acceptor.clone()));
         }
-        if let Some(tcp) = tcp {
-            node.tcp = Some(tcp.local_addr().map_err(listen_error("TCP".to_owned()))?);
+        for tcp in sockets.tcp {
+            node.tcp.push(tcp.local_addr().map_err(listen_error("TCP"))?);
             let framing = config.tcp_framing;
             let options = ConnectionOptions { framing, ..config.connection.clone() };
             node.shutdown.spawn(tcp.run(acceptor.with_options(options)));
         }
-        if let Some(udp) = udp {
-            node.udp = Some(udp.local_addr().map_err(listen_error("UDP".to_owned()))?);
+        for udp in sockets.udp {
+            node.udp.push(udp.local_addr().map_err(listen_error("UDP"))?);
             node.shutdown.spawn(udp.run(Arc::clone(&node.station), node.shutdown.clone()));
         }
-        if let Some(http) = http {
-            node.http = Some(http.local_addr().map_err(listen_error("HTTP".to_owned()))?);
+        for http in sockets.http {
+            node.http.push(http.local_addr().map_err(listen_error("HTTP"))?);
             let timeout = config.connection.half_frame_timeout;
             node.shutdown.spawn(http.run(Arc::clone(&node.station), timeout, node.shutdown.clone()));
         }
@@ -173,22 +182,22 @@ impl Node {
         &self.station
     }
 
-    /// Where it listens for datagrams.
+    /// Where it listens for datagrams: the first address.
     #[must_use]
     pub fn udp(&self) -> Option<SocketAddr> {
-        self.udp
+        self.udp.first().copied()
     }
 
-    /// Where it listens for TCP connections.
+    /// Where it listens for TCP connections: the first address.
     #[must_use]
     pub fn tcp(&self) -> Option<SocketAddr> {
-        self.tcp
+        self.tcp.first().copied()
     }
 
-    /// Where it listens for HTTP requests.
+    /// Where it listens for HTTP requests: the first address.
     #[must_use]
     pub fn http(&self) -> Option<SocketAddr> {
-        self.http
+        self.http.first().copied()
     }
 
     /// The line that says that it is ready, for people and scripts.
@@ -196,16 +205,16 @@ impl Node {
     pub fn ready_line(&self) -> String {
         let info = self.station.model().info();
         let mut line = "ready".to_owned();
-        if let Some(path) = &self.uds {
+        for path in &self.uds {
             line += &format!(" uds={}", path.display());
         }
-        if let Some(address) = self.udp {
+        for address in &self.udp {
             line += &format!(" udp={address}");
         }
-        if let Some(address) = self.tcp {
+        for address in &self.tcp {
             line += &format!(" tcp={address}");
         }
-        if let Some(address) = self.http {
+        for address in &self.http {
             line += &format!(" http={address}");
         }
         line + &format!(" model={} layers={}..{}", info.name, info.layers.start, info.layers.end)
@@ -222,6 +231,54 @@ impl Node {
         self.shutdown.kill();
         self.shutdown.finish(std::time::Duration::ZERO).await;
     }
+}
+
+/// What a node listens on: the sockets that it was given and those of its configuration. None is listened on twice.
+struct Sockets {
+    uds: Vec<UdsListener>,
+    udp: Vec<UdpCarrier>,
+    tcp: Vec<TcpCarrier>,
+    http: Vec<HttpListener>,
+}
+
+impl Sockets {
+    async fn open(inherited: Inherited, config: &Config) -> Result<Self, StartError> {
+        if config.connection.stock_clients && !inherited.udp.is_empty() {
+            return Err(SocketError::StockClientsOverUdp.into());
+        }
+        let credentials = &config.uds_options.credentials;
+        let uds = inherited.uds.into_iter().map(|socket| UdsListener::inherit(socket, credentials.clone()));
+        let mut uds = uds.collect::<io::Result<Vec<_>>>().map_err(listen_error("a Unix socket of systemd"))?;
+        if let Some(path) = config.uds.as_ref().filter(|path| uds.iter().all(|socket| socket.path() != *path)) {
+            let listener = UdsListener::new(uds::bind(path, &config.uds_options)?, credentials.clone());
+            uds.push(listener.map_err(listen_error("the Unix socket"))?);
+        }
+        let allow = &config.allow;
+        let udp = inherited.udp.into_iter().map(|socket| UdpCarrier::inherit(socket, allow.clone()));
+        let mut udp = udp.collect::<io::Result<Vec<_>>>().map_err(listen_error("a UDP socket of systemd"))?;
+        let is_new = |address: &SocketAddr, bound: Option<SocketAddr>| bound != Some(*address);
+        if let Some(address) = config.udp.filter(|new| udp.iter().all(|old| is_new(new, old.local_addr().ok()))) {
+            udp.push(UdpCarrier::bind(address, allow.clone())?);
+        }
+        let tcp = inherited.tcp.into_iter().map(|socket| TcpCarrier::inherit(socket, allow.clone()));
+        let mut tcp = tcp.collect::<io::Result<Vec<_>>>().map_err(listen_error("a TCP socket of systemd"))?;
+        if let Some(address) = config.tcp.filter(|new| tcp.iter().all(|old| is_new(new, old.local_addr().ok()))) {
+            let bound = TcpCarrier::bind(address, allow.clone()).await;
+            tcp.push(bound.map_err(listen_error(format!("TCP {address}")))?);
+        }
+        let http = inherited.http.into_iter().map(|socket| HttpListener::inherit(socket, allow.clone()));
+        let mut http = http.collect::<io::Result<Vec<_>>>().map_err(listen_error("an HTTP socket of systemd"))?;
+        if let Some(address) = config.http.filter(|new| http.iter().all(|old| is_new(new, old.local_addr().ok()))) {
+            let bound = HttpListener::bind(address, allow.clone()).await;
+            http.push(bound.map_err(listen_error(format!("HTTP {address}")))?);
+        }
+        Ok(Self { uds, udp, tcp, http })
+    }
+}
+
+fn listen_error(what: impl Into<String>) -> impl FnOnce(io::Error) -> StartError {
+    let what = what.into();
+    move |source| StartError::Listen { what, source }
 }
 
 /// Loads the model range that a configuration names.
@@ -275,23 +332,40 @@ pub async fn run(config: &Config) -> Result<(), StartError> {
     let handler = |kind| signal(kind).map_err(|source| StartError::Listen { what: "signals".to_owned(), source });
     let (mut terminate, mut interrupt) = (handler(SignalKind::terminate())?, handler(SignalKind::interrupt())?);
     let mut hangup = handler(SignalKind::hangup())?;
-    let node = Node::start(config).await?;
+    let inherited = if config.systemd_sockets { sockets::take()? } else { Inherited::default() };
+    // A large model takes minutes to load: a signal must not have to wait for it.
+    let node = tokio::select! {
+        node = Node::start_on(inherited, config) => node?,
+        _ = terminate.recv() => return Ok(()),
+        _ = interrupt.recv() => return Ok(()),
+    };
+    let service = notify::Service::start(Arc::clone(&node.station));
     eprintln!("{}", node.ready_line());
     let name = loop {
         tokio::select! {
             _ = terminate.recv() => break "SIGTERM",
             _ = interrupt.recv() => break "SIGINT",
-            _ = hangup.recv() => reload(&node).await,
+            _ = hangup.recv() => {
+                service.reloading();
+                reload(&node).await;
+                service.ready();
+            }
         }
     };
     tracing::info!(signal = name, grace_s = config.grace.as_secs(), "draining");
-    let shutdown = node.shutdown.clone();
-    tokio::select! {
-        ended = node.stop() => if !ended {
-            tracing::warn!("work in flight did not end within the grace period and was dropped");
-        },
-        _ = terminate.recv() => shutdown.kill(),
-        _ = interrupt.recv() => shutdown.kill(),
+    let (station, shutdown) = (Arc::clone(&node.station), node.shutdown.clone());
+    station.drain();
+    service.stopping();
+    let ended = tokio::select! {
+        ended = node.stop() => ended,
+        _ = terminate.recv() => false,
+        _ = interrupt.recv() => false,
+    };
+    if !ended {
+        tracing::warn!("work in flight did not end, by the grace period or a second signal, and is dropped");
+        shutdown.kill();
+        // The end of the process ends model threads too; waiting for one that is in a long step, or stuck, would not.
+        std::mem::forget(station);
     }
     Ok(())
 }

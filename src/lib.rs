@@ -16,5 +16,6 @@ pub mod model;
 pub mod net;
 pub mod replay;
 pub mod station;
+pub mod systemd;
 pub mod telemetry;
 pub mod text;

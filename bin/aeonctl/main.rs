@@ -6,6 +6,7 @@ mod capture;
 #[path = "../common/mod.rs"]
 mod common;
 mod demo;
+mod doctor;
 mod fidelity;
 mod fit;
 mod generate;
@@ -65,6 +66,8 @@ enum Command {
     /// Add to, list and show a folder of methodologies
     #[command(subcommand)]
     Methodology(methodology::MethodologyCommand),
+    /// Examine a mesh before it is used: what is wrong with it, and what to do
+    Doctor,
     /// Measure and judge what this program is made of
     Bench(bench::Bench),
     /// Ask the prefix replay caches of stations for a prefix
@@ -173,6 +176,7 @@ fn run(command: Command, context: &Context) -> anyhow::Result<()> {
         match command {
             Command::Hello => query::hello(context).await,
             Command::Health => query::health(context).await,
+            Command::Doctor => doctor::doctor(context).await,
             Command::Forward(forward) => forward.run(context).await,
             Command::Generate(generate) => generate.run(context).await,
             Command::Demo(demo) => demo.run(context).await,
@@ -191,6 +195,9 @@ fn run(command: Command, context: &Context) -> anyhow::Result<()> {
 fn exit_code(error: &anyhow::Error) -> u8 {
     if error.is::<UsageError>() {
         return common::USAGE;
+    }
+    if let Some(unhealthy) = error.downcast_ref::<doctor::Unhealthy>() {
+        return if unhealthy.is_unreachable { common::UNAVAILABLE } else { 1 };
     }
     match error.downcast_ref::<ClientError>() {
         Some(ClientError::Mesh { .. }) => common::USAGE,

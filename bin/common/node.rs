@@ -79,6 +79,7 @@ pub(crate) fn run_node<C: CommandFactory>(
 fn exit_code(error: &daemon::StartError) -> u8 {
     match error {
         daemon::StartError::Layers { .. } | daemon::StartError::Model(LoadError::LayersOutside { .. }) => USAGE,
+        daemon::StartError::Systemd(_) => USAGE,
         daemon::StartError::Upstream(UpstreamError::Client(error)) if error.is_unreachable() => UNAVAILABLE,
         daemon::StartError::Upstream(UpstreamError::Address(_) | UpstreamError::LayersUnknown { .. }) => USAGE,
         _ => 1,

@@ -70,6 +70,14 @@ impl HttpListener {
         Ok(Self { listener: TcpListener::bind(address).await?, allow })
     }
 
+    /// Takes a non-blocking socket that listens already.
+    ///
+    /// # Errors
+    /// If the runtime cannot watch it.
+    pub fn inherit(listener: std::net::TcpListener, allow: AllowList) -> io::Result<Self> {
+        Ok(Self { listener: TcpListener::from_std(listener)?, allow })
+    }
+
     /// Where it listens.
     ///
     /// # Errors

@@ -289,6 +289,8 @@ pub struct Registry {
     current: RwLock<Arc<BasisSet>>,
     /// Held while a new set is built, so that reloads come one after the other.
     reloading: Mutex<()>,
+    /// Why the last reload changed nothing, if it failed.
+    failure: Mutex<Option<String>>,
 }
 
 impl Registry {
@@ -304,7 +306,7 @@ impl Registry {
     /// A registry of a set that comes from no folder; reloading keeps it.
     #[must_use]
     pub fn fixed(set: BasisSet) -> Self {
-        Self { source: None, current: RwLock::new(Arc::new(set)), reloading: Mutex::default() }
+        Self { current: RwLock::new(Arc::new(set)), ..Self::default() }
     }
 
     /// The set in use. A request takes it once and keeps it to its end.
@@ -329,8 +331,15 @@ impl Registry {
         let Some(source) = &self.source else {
             return Ok(Reload { kept: old.order.len(), ..Reload::default() });
         };
-        let new = source.load(&old)?;
-        Ok(self.swap(&old, new))
+        let loaded = source.load(&old);
+        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = loaded.as_ref().err().map(in_full);
+        Ok(self.swap(&old, loaded?))
+    }
+
+    /// Why the last reload failed, with its causes; `None` if it went well, or if there was none.
+    #[must_use]
+    pub fn last_failure(&self) -> Option<String> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Puts another set in use.
@@ -353,4 +362,15 @@ impl Registry {
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(new);
         reload
     }
+}
+
+/// An error with its causes.
+fn in_full(error: &RegistryError) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        text += &format!(": {cause}");
+        source = cause.source();
+    }
+    text
 }

@@ -3,6 +3,7 @@
 pub mod address;
 pub mod capture;
 pub mod connection;
+pub mod doctor;
 pub mod error;
 pub mod generate;
 pub mod hello;

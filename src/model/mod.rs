@@ -87,9 +87,10 @@ impl CancelToken {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Whether someone asked.
+    /// Whether someone asked. Work asks at every step boundary, which also shows the watchdog that it goes on.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
+        worker::beat();
         self.0.load(Ordering::Relaxed)
     }
 }

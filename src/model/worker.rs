@@ -10,14 +10,36 @@
 //! ready:    lanes      lanes             those with work of which none is running, by who asked for the first of it
 //! lanes:    session or single -> work in order
 //! ```
+//!
+//! Each thread has a **pulse** that only this thread moves: when it takes or ends a piece of work, when the work asks at
+//! a step boundary whether it was cancelled ([`beat`]), and when it is idle and woken by [`WorkerPool::probe`]. A pulse
+//! that stands still after a probe belongs to a thread that is stuck.
 
 use std::{
+    cell::RefCell,
     collections::{BTreeMap, HashMap, VecDeque},
     net::SocketAddr,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     thread::JoinHandle,
 };
+
+thread_local! {
+    /// The pulse of this thread, if it is a worker.
+    static PULSE: RefCell<Option<Arc<AtomicU64>>> = const { RefCell::new(None) };
+}
+
+/// Shows that the work on this thread goes on. Nothing happens on a thread that is no worker.
+pub fn beat() {
+    PULSE.with_borrow(|pulse| {
+        if let Some(pulse) = pulse {
+            pulse.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+}
 
 /// How much may wait.
 #[derive(Debug, Clone, Copy)]
@@ -92,6 +114,8 @@ struct Queue {
     items: usize,
     bytes: usize,
     next_number: u64,
+    /// Counts the times that idle threads were asked for a beat.
+    probes: u64,
     closed: bool,
 }
 
@@ -220,6 +244,7 @@ impl Shared {
 pub struct WorkerPool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
+    pulses: Vec<Arc<AtomicU64>>,
 }
 
 impl std::fmt::Debug for WorkerPool {
@@ -240,10 +265,16 @@ impl WorkerPool {
     /// If the system gives no thread.
     pub fn start(threads: usize, limits: QueueLimits) -> std::io::Result<Self> {
         let shared = Arc::new(Shared { queue: Mutex::default(), work_or_close: Condvar::new(), limits });
-        let mut pool = Self { shared, threads: Vec::new() };
+        let mut pool = Self { shared, threads: Vec::new(), pulses: Vec::new() };
         for n in 0..threads {
             let shared = Arc::clone(&pool.shared);
-            pool.threads.push(std::thread::Builder::new().name(format!("model-{n}")).spawn(move || run(&shared))?);
+            let pulse = Arc::<AtomicU64>::default();
+            pool.pulses.push(Arc::clone(&pulse));
+            let thread = std::thread::Builder::new().name(format!("model-{n}"));
+            pool.threads.push(thread.spawn(move || {
+                PULSE.set(Some(pulse));
+                run(&shared);
+            })?);
         }
         Ok(pool)
     }
@@ -288,6 +319,18 @@ impl WorkerPool {
         self.shared.lock().lanes.contains_key(&Lane::Session(Arc::clone(session)))
     }
 
+    /// Asks idle threads for a beat: after it, every pulse moves soon unless its thread is stuck or in a long step.
+    pub fn probe(&self) {
+        self.shared.lock().probes += 1;
+        self.shared.work_or_close.notify_all();
+    }
+
+    /// The pulse of each thread, in the order of their names `model-0`, `model-1` and so on.
+    #[must_use]
+    pub fn pulses(&self) -> Vec<u64> {
+        self.pulses.iter().map(|pulse| pulse.load(Ordering::Relaxed)).collect()
+    }
+
     /// Pieces of work in the queue (running ones included) and their bytes.
     #[must_use]
     pub fn usage(&self) -> (usize, usize) {
@@ -325,7 +368,13 @@ fn call(work: Work, turn: Result<(), QueueFull>) {
 
 fn run(shared: &Shared) {
     let mut queue = shared.lock();
+    // A thread that begins after a probe answers it too.
+    let mut probes = 0;
     loop {
+        if queue.probes != probes {
+            probes = queue.probes;
+            beat();
+        }
         let Some((lane, Item { asker, bytes, work, .. })) = queue.next() else {
             if queue.closed {
                 return;
@@ -334,7 +383,9 @@ fn run(shared: &Shared) {
             continue;
         };
         drop(queue);
+        beat();
         call(work, Ok(()));
+        beat();
         queue = shared.lock();
         queue.end(lane, asker, bytes);
         if !queue.turns.is_empty() {
@@ -348,6 +399,7 @@ mod tests {
     use std::sync::{Barrier, mpsc};
 
     use super::*;
+    use crate::model::CancelToken;
 
     const ONE: Asker = Asker::Connection(1);
     const TWO: Asker = Asker::Connection(2);
@@ -408,6 +460,47 @@ mod tests {
         pool.submit(ONE, Some("a".into()), 1, |_| panic!("expected in this test")).unwrap();
         pool.submit(ONE, Some("a".into()), 1, move |_| tx.send(7).unwrap()).unwrap();
         assert_eq!(rx.recv(), Ok(7));
+    }
+
+    #[test]
+    fn idle_and_working_threads_have_a_pulse_and_stuck_ones_have_none() {
+        let pool = pool(2, 10, 100);
+        let moved = |before: &[u64], n: usize| pool.pulses()[n] > before[n];
+        // Idle: both answer each probe.
+        for _ in 0..3 {
+            let before = pool.pulses();
+            pool.probe();
+            while !(moved(&before, 0) && moved(&before, 1)) {
+                std::thread::yield_now();
+            }
+        }
+        // One thread is held in its work until it is released; which of the two takes it is not known.
+        let (release, wait) = mpsc::channel::<bool>();
+        let (tx, rx) = mpsc::channel();
+        pool.submit(None, 1, move || {
+            tx.send(std::thread::current().name().map(str::to_owned)).unwrap();
+            // Each message is a step of the work.
+            while wait.recv().unwrap() {
+                assert!(!CancelToken::default().is_cancelled());
+                tx.send(None).unwrap();
+            }
+        })
+        .unwrap();
+        let stuck = if rx.recv().unwrap().unwrap() == "model-0" { 0 } else { 1 };
+        let before = pool.pulses();
+        for _ in 0..3 {
+            let idle = pool.pulses();
+            pool.probe();
+            while !moved(&idle, 1 - stuck) {
+                std::thread::yield_now();
+            }
+        }
+        assert_eq!(pool.pulses()[stuck], before[stuck]);
+        // A step that goes on shows, without an end of the work.
+        release.send(true).unwrap();
+        assert_eq!(rx.recv(), Ok(None));
+        assert!(moved(&before, stuck));
+        release.send(false).unwrap();
     }
 
     #[test]

@@ -55,6 +55,8 @@ pub struct UdpCarrier {
     socket: UdpSocket,
     state: UdpSocketState,
     allow: AllowList,
+    /// Whether datagrams that wait at the end are read by the next process.
+    is_inherited: bool,
 }
 
 impl std::fmt::Debug for UdpCarrier {
@@ -130,9 +132,24 @@ impl UdpCarrier {
         let error = |action| move |source| BindError { action, address, source };
         let socket = open(address).map_err(error("binding UDP"))?;
         let socket = UdpSocket::from_std(socket.into()).map_err(error("watching UDP"))?;
-        let state = UdpSocketState::new(UdpSockRef::from(&socket)).map_err(error("setting up UDP"))?;
-        allow_fragments(&socket, address.is_ipv6()).map_err(error("setting up UDP"))?;
-        Ok(Self { socket, state, allow })
+        Self::set_up(socket, address, allow, false).map_err(error("setting up UDP"))
+    }
+
+    /// Takes a non-blocking socket that is bound already, and leaves its buffers as they are. While the node drains,
+    /// nothing more is read from it: what comes waits in its buffer for the next process.
+    ///
+    /// # Errors
+    /// What the system said.
+    pub fn inherit(socket: std::net::UdpSocket, allow: AllowList) -> io::Result<Self> {
+        let socket = UdpSocket::from_std(socket)?;
+        let address = socket.local_addr()?;
+        Self::set_up(socket, address, allow, true)
+    }
+
+    fn set_up(socket: UdpSocket, address: SocketAddr, allow: AllowList, is_inherited: bool) -> io::Result<Self> {
+        let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
+        allow_fragments(&socket, address.is_ipv6())?;
+        Ok(Self { socket, state, allow, is_inherited })
     }
 
     /// Where it listens.
@@ -157,9 +174,12 @@ impl UdpCarrier {
         };
         let mut buffers = vec![0; BATCH * BUFFER_LEN];
         while !(shutdown.is_draining() && service.in_flight.is_empty() && service.backlog.is_empty()) {
-            let interest = match service.backlog.is_empty() {
-                true => Interest::READABLE,
-                false => Interest::READABLE | Interest::WRITABLE,
+            let reading = !(service.carrier.is_inherited && shutdown.is_draining());
+            let writing = !service.backlog.is_empty();
+            let interest = match (reading, writing) {
+                (true, true) => Interest::READABLE | Interest::WRITABLE,
+                (false, true) => Interest::WRITABLE,
+                _ => Interest::READABLE,
             };
             tokio::select! {
                 biased;
@@ -169,16 +189,18 @@ impl UdpCarrier {
                         service.complete(done);
                     }
                 }
-                ready = service.carrier.socket.ready(interest) => match ready {
+                ready = service.carrier.socket.ready(interest), if reading || writing => match ready {
                     Ok(ready) => {
                         if ready.is_writable() {
                             service.send_backlog();
                         }
-                        match service.receive(&mut buffers) {
-                            Ok(false) => {}
-                            // Tokio counts system calls, each of which may bring hundreds of datagrams.
-                            Ok(true) => tokio::task::yield_now().await,
-                            Err(error) => after_receive_error(&error).await,
+                        if reading {
+                            match service.receive(&mut buffers) {
+                                Ok(false) => {}
+                                // Tokio counts system calls, each of which may bring hundreds of datagrams.
+                                Ok(true) => tokio::task::yield_now().await,
+                                Err(error) => after_receive_error(&error).await,
+                            }
                         }
                     }
                     Err(error) => after_receive_error(&error).await,

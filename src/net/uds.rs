@@ -208,11 +208,28 @@ fn group_id(group: &str) -> Result<u32, BindError> {
         .ok_or_else(unknown)
 }
 
+/// Where a socket listens; an abstract name begins with `@`, as systemd writes it.
+///
+/// # Errors
+/// What the system said.
+pub fn path_of(listener: &StdListener) -> io::Result<PathBuf> {
+    use std::os::{linux::net::SocketAddrExt, unix::ffi::OsStrExt};
+    let address = listener.local_addr()?;
+    let text = match (address.as_pathname(), address.as_abstract_name()) {
+        (Some(path), _) => return Ok(path.to_owned()),
+        (None, Some(name)) => [b"@", name].concat(),
+        (None, None) => b"(unnamed)".to_vec(),
+    };
+    Ok(std::ffi::OsStr::from_bytes(&text).into())
+}
+
 /// A listener that is ready to accept.
 #[derive(Debug)]
 pub struct UdsListener {
     listener: UnixListener,
-    socket: BoundSocket,
+    path: PathBuf,
+    /// The socket file, if it was made here.
+    _file: Option<BoundSocket>,
     credentials: CredentialList,
 }
 
@@ -223,13 +240,22 @@ impl UdsListener {
     /// If the runtime cannot watch it.
     pub fn new(socket: BoundSocket, credentials: CredentialList) -> io::Result<Self> {
         let listener = UnixListener::from_std(socket.listener.try_clone()?)?;
-        Ok(Self { listener, socket, credentials })
+        Ok(Self { listener, path: socket.path.clone(), _file: Some(socket), credentials })
+    }
+
+    /// Takes a non-blocking socket that listens already. Its file stays when this goes.
+    ///
+    /// # Errors
+    /// If the runtime cannot watch it.
+    pub fn inherit(listener: StdListener, credentials: CredentialList) -> io::Result<Self> {
+        let path = path_of(&listener)?;
+        Ok(Self { listener: UnixListener::from_std(listener)?, path, _file: None, credentials })
     }
 
     /// Where it listens.
     #[must_use]
     pub fn path(&self) -> &Path {
-        &self.socket.path
+        &self.path
     }
 
     /// Accepts until draining begins.

@@ -1,6 +1,9 @@
 //! HELLO and HEALTH: what a station is, and how it is.
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use aeon_proto::{frame::EncodeError, meta::RequestMeta, payload::FrameWriter};
 use serde_json::{Value, json};
@@ -108,12 +111,14 @@ impl Station {
             "evictions": replayed.evictions.value(),
         });
         let (shard_entries, shard_bytes) = core.shards.usage();
+        let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut frame = FrameWriter::new(out, context.stream_id, context.sequence, context.success);
         frame
             .meta()
             .unsigned("status", 200)
             .boolean("draining", core.draining.load(std::sync::atomic::Ordering::Relaxed))
             .unsigned("uptime_ms", millis(core.started.elapsed()))
+            .unsigned("clock_ms", millis(clock))
             .unsigned("requests", core.counters.requests.value())
             .unsigned("errors", core.counters.errors.value())
             .unsigned("connections", core.counters.connections.value() as u64)

@@ -179,6 +179,22 @@ impl Station {
         self.core.retry_after_ms()
     }
 
+    /// Sessions held now.
+    #[must_use]
+    pub fn session_count(&self) -> usize {
+        self.core.sessions.usage().0
+    }
+
+    /// The pulses of the model threads (see [`WorkerPool::pulses`]) after which idle ones are asked for their next beat.
+    /// None for a backend that works inline.
+    #[must_use]
+    pub fn take_pulses(&self) -> Vec<u64> {
+        let Some(workers) = &self.workers else { return Vec::new() };
+        let pulses = workers.pulses();
+        workers.probe();
+        pulses
+    }
+
     /// Drops sessions that were not used for long.
     pub fn expire_sessions(&self, now: Instant) -> usize {
         self.core.sessions.expire(now)
