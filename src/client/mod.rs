@@ -10,7 +10,9 @@ mod pass;
 pub mod pipeline;
 pub mod policy;
 pub mod replay;
+mod rtt;
 pub mod sampler;
+mod watch;
 
 pub use address::StationAddress;
 pub use connection::{Client, ClientOptions, Reply};
