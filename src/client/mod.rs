@@ -9,6 +9,7 @@ pub mod hello;
 mod pass;
 pub mod pipeline;
 pub mod policy;
+pub mod recovery;
 pub mod replay;
 mod rtt;
 pub mod sampler;
