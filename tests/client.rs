@@ -4,7 +4,14 @@
 
 mod common;
 
-use std::time::{Duration, Instant};
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
 use aeon_proto::{payload::MetaWriter, route::Route, status::Status};
 use aeon_station::{
@@ -196,6 +203,124 @@ async fn a_lost_datagram_is_repeated_until_its_answer_comes() {
         assert_eq!((reply.number("pos"), &reply.body[..]), (Some(pos), &body[..]));
     }
     relaying.abort();
+}
+
+/// A relay in front of a UDP station that keeps each datagram for a while, and counts those to the station.
+async fn slow_relay(station: SocketAddr, delay: Duration) -> (StationAddress, Arc<AtomicU64>) {
+    let front = Arc::new(UdpSocket::bind("127.0.0.1:0").await.unwrap());
+    let back = Arc::new(UdpSocket::bind("127.0.0.1:0").await.unwrap());
+    let address = StationAddress::Udp(front.local_addr().unwrap().to_string());
+    let count = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&count);
+    tokio::spawn(async move {
+        let (mut to_station, mut to_client) = (vec![0; 65_536], vec![0; 65_536]);
+        let mut client = None;
+        loop {
+            let (socket, datagram, to) = tokio::select! {
+                received = front.recv_from(&mut to_station) => {
+                    let (len, from) = received.unwrap();
+                    client = Some(from);
+                    counted.fetch_add(1, Ordering::Relaxed);
+                    (&back, to_station[..len].to_vec(), station)
+                }
+                received = back.recv(&mut to_client) => {
+                    (&front, to_client[..received.unwrap()].to_vec(), client.unwrap())
+                }
+            };
+            let socket = Arc::clone(socket);
+            tokio::spawn(async move {
+                tokio::time::sleep(delay).await;
+                socket.send_to(&datagram, to).await.unwrap();
+            });
+        }
+    });
+    (address, count)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_pause_before_a_repetition_follows_the_round_trip() {
+    let lab = Lab::identity().await;
+    let (address, count) = slow_relay(lab.udp(), Duration::from_millis(60)).await;
+    let options = ClientOptions { first_retry: Duration::from_millis(20), ..ClientOptions::default() };
+    let client = Client::connect(&address, options).await.unwrap();
+    let ask = async || within("an answer", client.request(Route::FORWARD, none, &floats(&[1.0; 8]))).await.unwrap();
+    // The first requests are repeated: nothing is known yet, and answers to repeated ones say nothing.
+    for _ in 0..8 {
+        ask().await;
+    }
+    let learnt = count.load(Ordering::Relaxed);
+    assert!(learnt > 8, "{learnt}");
+    for _ in 0..10 {
+        ask().await;
+    }
+    // With pauses from 20 ms each of them would have been sent three times.
+    let sent = count.load(Ordering::Relaxed) - learnt;
+    assert!((10..20).contains(&sent), "{sent}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_busy_station_is_asked_again_no_sooner_than_it_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let listener = UnixListener::bind(&path).unwrap();
+    let station = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut times = Vec::new();
+        for n in 0..4 {
+            let mut header = [0; 14];
+            stream.read_exact(&mut header).await.unwrap();
+            let len = u32::from_be_bytes([0, header[11], header[12], header[13]]) as usize;
+            stream.read_exact(&mut vec![0; len]).await.unwrap();
+            times.push(Instant::now());
+            let sequence = u32::from_be_bytes([header[6], header[7], header[8], header[9]]);
+            let meta = r#"{"status":503,"error":"full","retry_after_ms":120}"#;
+            let (flags, meta) = if n < 3 { (0x38, meta) } else { (0x30, r#"{"status":200}"#) };
+            stream.write_all(&prefixed(&raw_frame(3, sequence, flags, &payload(meta, &[])))).await.unwrap();
+        }
+        times
+    });
+    let client = connect(StationAddress::Unix(path)).await;
+    within("an answer", client.request(Route::FORWARD, none, &[])).await.unwrap();
+    let times = within("the station", station).await.unwrap();
+    let pauses: Vec<Duration> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    for (n, pause) in pauses.iter().enumerate() {
+        assert!(*pause >= Duration::from_millis(120 << n), "{pauses:?}");
+    }
+    // One that would have to be waited for longer than anyone waits is the answer.
+    let meta = format!(r#"{{"status":503,"error":"full","retry_after_ms":{}}}"#, u64::MAX);
+    let reply = move |opcode, sequence| prefixed(&raw_frame(opcode, sequence, 0x38, &payload(&meta, &[])));
+    let (address, _dir) = answer_with(reply).await;
+    let error = within("a refusal", connect(address).await.request(Route::FORWARD, none, &[])).await.unwrap_err();
+    assert_eq!(error.status(), Some(Status::UNAVAILABLE), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_station_that_is_busy_is_not_taken_for_one_that_is_gone() {
+    let lab = SlowLab::start(SlowOptions::default()).await;
+    let options = ClientOptions {
+        health_interval: Some(Duration::from_secs(2)),
+        request_timeout: Duration::from_secs(6),
+        ..ClientOptions::default()
+    };
+    let addresses = [
+        StationAddress::Unix(lab.uds.clone()),
+        StationAddress::Tcp(lab.tcp.to_string()),
+        StationAddress::Udp(lab.udp.to_string()),
+    ];
+    let ask = async |address: &StationAddress| {
+        let client = Client::connect(address, options.clone()).await.unwrap();
+        client.request(Route::FORWARD, none, &floats(&[1.0, 0.0])).await.unwrap_err()
+    };
+    let errors = futures_util::future::join_all(addresses.iter().map(ask));
+    for error in within("all of them", errors).await {
+        // Three intervals without the answer, but HEALTH came.
+        assert!(matches!(error, ClientError::Timeout { .. }), "{error}");
+    }
+    // A station that says nothing at all is silent.
+    let hole = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let error = within("silence", ask(&StationAddress::Udp(hole.local_addr().unwrap().to_string()))).await;
+    assert!(matches!(error, ClientError::Silent { route: Route::FORWARD, .. }), "{error}");
+    assert!(error.is_unreachable() && error.to_string().contains("HEALTH"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -150,6 +150,41 @@ async fn many_texts_at_once_do_not_disturb_each_other() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_that_is_dropped_leaves_the_session_as_it_was() {
+    let prompt = demo_prompt();
+    let expected = unsplit(&demo::load(None).unwrap(), &prompt, 12);
+    for first_carrier in 0..3 {
+        let mesh = start("demo", &[0, 2, 4, 6], first_carrier).await;
+        let mut pipeline = Pipeline::connect(&mesh.addresses, &ClientOptions::default()).await.unwrap();
+        let (mut input, mut got, mut history) = (prompt.clone(), Vec::new(), Vec::<u32>::new());
+        let mut in_all = 0;
+        for _ in 0..12 {
+            let mut patience = Duration::from_micros(100);
+            let mut dropped = 0;
+            // What is dropped is another token than the one that then goes on.
+            loop {
+                let other = [input[0] ^ 1, 7];
+                if tokio::time::timeout(patience, pipeline.extend(&other, Want::Token)).await.is_ok() {
+                    pipeline.rewind(history.len());
+                    break;
+                }
+                dropped += 1;
+                patience = patience * 3 / 2;
+                assert_eq!(pipeline.history(), history);
+            }
+            in_all += dropped;
+            let next = within("a step", pipeline.extend(&input, Want::Token)).await.unwrap();
+            history.extend(&input);
+            assert_eq!(pipeline.history(), history);
+            got.push(next.ids[0]);
+            input = next.ids;
+        }
+        assert_eq!(got, expected, "from {first_carrier}");
+        assert!(in_all > 0, "nothing was dropped on its way");
+    }
+}
+
 /// The original way: residuals in, residuals out, tokens from LM_HEAD, no meta at all.
 async fn raw_tokens(wires: &mut [Wire], model: &dyn LayerRange, prompt: &[u32], count: usize) -> Vec<u32> {
     let mut tokens = Vec::new();

@@ -9,13 +9,16 @@ mod common;
 
 use std::{
     io::{BufRead, BufReader},
-    process::{Child, Command, Output, Stdio},
+    process::{Child, Command, Stdio},
     time::Duration,
 };
 
 use aeon_proto::{payload::MetaWriter, residual, route::Route};
 use aeon_station::client::{Client, ClientOptions, StationAddress};
-use common::within;
+use common::{
+    netns::{Namespace, ip_ok, try_ip},
+    within,
+};
 
 const STATION: &str = "10.199.7.1";
 const CLIENT: &str = "10.199.7.2";
@@ -24,20 +27,11 @@ const WIDTH: usize = 3584;
 /// Names of the two namespaces, for the copy of this program that runs inside.
 const NAMES: &str = "AEON_TEST_NAMESPACES";
 
-fn ip(arguments: &str) -> Output {
-    Command::new("ip").args(arguments.split_whitespace()).output().unwrap()
-}
-
-fn ip_ok(arguments: &str) {
-    let output = ip(arguments);
-    assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
-}
-
 /// Two namespaces and what runs in them; all of it goes at the end.
 struct Link {
-    station_side: String,
-    client_side: String,
     station: Option<Child>,
+    station_side: Namespace,
+    client_side: Namespace,
 }
 
 impl Drop for Link {
@@ -46,40 +40,30 @@ impl Drop for Link {
             let _ = station.kill();
             let _ = station.wait();
         }
-        for name in [&self.station_side, &self.client_side] {
-            let _ = ip(&format!("netns del {name}"));
-        }
     }
 }
 
 impl Link {
     fn new() -> Result<Self, String> {
-        let name = |side| format!("aeon-{side}-{}", std::process::id());
-        let link = Self { station_side: name("s"), client_side: name("c"), station: None };
-        let (a, b) = (&link.station_side, &link.client_side);
+        let link = Self { station: None, station_side: Namespace::new("s")?, client_side: Namespace::new("c")? };
+        let (a, b) = (&link.station_side.name, &link.client_side.name);
         for arguments in [
-            format!("netns add {a}"),
-            format!("netns add {b}"),
             format!("link add v0 netns {a} type veth peer name v1 netns {b}"),
             format!("-n {a} addr add {STATION}/24 dev v0"),
             format!("-n {b} addr add {CLIENT}/24 dev v1"),
             format!("-n {a} link set v0 up mtu 1500"),
             format!("-n {b} link set v1 up mtu 1500"),
-            format!("-n {a} link set lo up"),
-            format!("-n {b} link set lo up"),
         ] {
-            let output = Command::new("ip").args(arguments.split_whitespace()).output();
-            let output = output.map_err(|error| format!("ip: {error}"))?;
-            if !output.status.success() {
-                return Err(format!("ip {arguments}: {}", String::from_utf8_lossy(&output.stderr).trim()));
-            }
+            try_ip(&arguments)?;
         }
         Ok(link)
     }
 
     fn start_station(&mut self) {
-        let mut station = Command::new("ip")
-            .args(["netns", "exec", &self.station_side, env!("CARGO_BIN_EXE_aeon-node"), "--model"])
+        let mut station = self
+            .station_side
+            .command(env!("CARGO_BIN_EXE_aeon-node"))
+            .arg("--model")
             .arg(format!("identity:{WIDTH}"))
             .args(["--udp", &format!("0.0.0.0:{PORT}"), "--allow", "10.199.7.0/24"])
             .stdout(Stdio::null())
@@ -103,11 +87,11 @@ fn residuals_cross_a_real_link_and_outlive_its_faults() {
         }
     };
     link.start_station();
-    let mut inside = Command::new("ip")
-        .args(["netns", "exec", &link.client_side])
-        .arg(std::env::current_exe().unwrap())
+    let mut inside = link
+        .client_side
+        .command(std::env::current_exe().unwrap().to_str().unwrap())
         .args(["--exact", "inside_the_namespace", "--ignored", "--nocapture"])
-        .env(NAMES, format!("{} {}", link.station_side, link.client_side))
+        .env(NAMES, format!("{} {}", link.station_side.name, link.client_side.name))
         .spawn()
         .unwrap();
     let mut status = None;

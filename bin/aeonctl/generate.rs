@@ -4,13 +4,14 @@ use std::{
     io::{IsTerminal, Read, Write},
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use aeon_station::{
     basis::BasisFile,
     client::{
-        Pipeline, Wire,
-        generate::{GenerateOptions, generate},
+        Pipeline, StationAddress, Wire,
+        generate::{GenerateOptions, resume},
         pipeline::PcarWire,
         sampler::Sampling,
     },
@@ -21,7 +22,7 @@ use aeon_station::{
 use anyhow::Context as _;
 use clap::Args;
 
-use crate::{Context, report, usage};
+use crate::{Context, report, unfinished::Unfinished, usage};
 
 /// The values of `--wire`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -70,6 +71,22 @@ pub(crate) struct Generate {
     /// Put the prompt into the model's chat template
     #[arg(long)]
     chat: bool,
+    /// Station that takes the place of one with the same layers if that fails; may be given several times. The text goes
+    /// on with the same tokens
+    #[arg(long = "standby", value_name = "S")]
+    standbys: Vec<StationAddress>,
+    /// Ask a station that owes an answer whether it is alive after so long without a sign of it; one that is not is named
+    /// (or replaced) before twice this time has passed
+    #[arg(long, value_name = "SECONDS", default_value_t = 5.0)]
+    health_interval: f64,
+    /// Go on with a text that was cut short by a station that failed, from the file that was named then; the file is
+    /// removed when the text is finished
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with_all = ["prompt", "max_tokens", "temperature", "top_p", "top_k", "seed", "chat", "replay"]
+    )]
+    resume: Option<PathBuf>,
 }
 
 impl Generate {
@@ -80,19 +97,17 @@ impl Generate {
         if !(0.0..=1.0).contains(&self.top_p) {
             return Err(usage(format!("--top-p {} is not between 0 and 1", self.top_p)));
         }
+        if !(0.05..=3600.0).contains(&self.health_interval) {
+            return Err(usage(format!("--health-interval {} is not between 0.05 and 3600", self.health_interval)));
+        }
         let stations = context.stations()?;
-        let prompt = match self.prompt.as_deref() {
-            None | Some("-") => {
-                if std::io::stdin().is_terminal() {
-                    eprintln!("reading the prompt from standard input; end it with Ctrl-D");
-                }
-                let mut text = String::new();
-                std::io::stdin().read_to_string(&mut text).context("reading the prompt from standard input")?;
-                text
-            }
-            Some(text) => text.to_owned(),
-        };
-        let mut pipeline = Pipeline::connect(stations, &context.options).await?;
+        let prompt = if self.resume.is_some() { String::new() } else { self.read_prompt()? };
+        let mut client = context.options.clone();
+        client.health_interval = Some(Duration::from_secs_f64(self.health_interval));
+        let (mut pipeline, missing) = Pipeline::connect_with_standbys(stations, &self.standbys, &client).await?;
+        for (standby, error) in missing {
+            tracing::warn!("standby {standby} is not there now; it is asked again when it is needed: {error}");
+        }
         if self.wire == WireForm::Pcar {
             let local = self.basis.as_deref().map(BasisFile::open).transpose()?.map(Arc::new);
             let basis_fp = local.as_ref().map(|basis| basis.basis_fp());
@@ -102,15 +117,23 @@ impl Generate {
             pipeline.use_replay();
         }
         let tokenizer = tokenizer_for(self.tokenizer.as_deref(), &pipeline)?;
-        let ids = self.encode(&tokenizer, &prompt, &pipeline)?;
-        let options = GenerateOptions {
-            max_tokens: self.max_tokens,
-            sampling: Sampling { temperature: self.temperature, top_p: self.top_p, seed: self.seed },
-            top_k: self.top_k,
-            stop: tokenizer.eos().to_vec(),
+        let mut unfinished = match &self.resume {
+            Some(path) => Unfinished::read(path, &pipeline, &self.wire_text())?,
+            None => {
+                let ids = self.encode(&tokenizer, &prompt, &pipeline)?;
+                let options = GenerateOptions {
+                    max_tokens: self.max_tokens,
+                    sampling: Sampling { temperature: self.temperature, top_p: self.top_p, seed: self.seed },
+                    top_k: self.top_k,
+                    stop: tokenizer.eos().to_vec(),
+                };
+                Unfinished::new(&pipeline, ids, &options, self.wire_text())
+            }
         };
-        let mut decoder = tokenizer.decoder_after(&ids);
-        let mut text = String::new();
+        let (prompt, before, options) = (unfinished.prompt.clone(), unfinished.tokens.clone(), unfinished.options());
+        let mut decoder = tokenizer.decoder_after(&prompt);
+        // What was shown already is not shown again.
+        let mut text: String = before.iter().map(|token| decoder.push(*token)).collect();
         let show = |piece: &str| {
             if !context.json {
                 let mut out = std::io::stdout();
@@ -121,11 +144,12 @@ impl Generate {
         };
         let generated = {
             let on_token = |token| {
+                unfinished.tokens.push(token);
                 let piece = decoder.push(token);
                 text.push_str(&piece);
                 show(&piece)
             };
-            let generating = generate(&mut pipeline, &ids, &options, on_token);
+            let generating = resume(&mut pipeline, &prompt, &before, &options, on_token);
             tokio::select! {
                 generated = generating => Some(generated),
                 _ = tokio::signal::ctrl_c() => None,
@@ -146,6 +170,10 @@ impl Generate {
                 if !context.json && !text.is_empty() {
                     println!();
                 }
+                let path = unfinished.write(self.resume.as_deref())?;
+                let count = unfinished.tokens.len();
+                eprintln!("cut short after {count} tokens; when the station is back, go on with:");
+                eprintln!("  {}", self.how_to_resume(stations, &path));
                 return Err(error.into());
             }
         };
@@ -154,16 +182,67 @@ impl Generate {
         show(&rest);
         let hops = report::hops(&pipeline);
         if context.json {
-            println!("{}", report::json(&generated, ids.len(), &hops, &text));
+            let mut value = report::json(&generated, prompt.len(), &hops, &text);
+            value["tokens"] = unfinished.tokens.into();
+            value["failovers"] = report::failovers_json(pipeline.failovers());
+            println!("{value}");
         } else {
             println!();
-            eprint!("\n{}", report::text(&generated, ids.len(), &hops));
+            eprint!("\n{}", report::text(&generated, prompt.len(), &hops));
+            eprint!("{}", report::failovers_text(pipeline.failovers()));
+        }
+        if let Some(path) = &self.resume {
+            // It is of no more use; that it cannot be removed is no failure of the text.
+            let _ = std::fs::remove_file(path);
         }
         // A capture that is under way ends first: it takes what the session holds.
         pipeline.captured().await;
         // The memory on the stations is given back; that it cannot be is no failure of the text.
         let _ = pipeline.reset().await;
         Ok(())
+    }
+
+    fn read_prompt(&self) -> anyhow::Result<String> {
+        if let Some(text) = self.prompt.as_deref().filter(|text| *text != "-") {
+            return Ok(text.to_owned());
+        }
+        if std::io::stdin().is_terminal() {
+            eprintln!("reading the prompt from standard input; end it with Ctrl-D");
+        }
+        let mut text = String::new();
+        std::io::stdin().read_to_string(&mut text).context("reading the prompt from standard input")?;
+        Ok(text)
+    }
+
+    /// The form of residuals as options of the command line, as far as it changes the tokens.
+    fn wire_text(&self) -> String {
+        match (self.wire, self.k) {
+            (WireForm::Exact, _) => "exact".to_owned(),
+            (WireForm::Pcar, None) => "pcar".to_owned(),
+            (WireForm::Pcar, Some(k)) => format!("pcar --k {k}"),
+        }
+    }
+
+    /// The command line that goes on with a text.
+    fn how_to_resume(&self, stations: &[StationAddress], path: &Path) -> String {
+        let mut line = "aeonctl".to_owned();
+        for station in stations {
+            line += &format!(" --station {station}");
+        }
+        line += " generate";
+        for standby in &self.standbys {
+            line += &format!(" --standby {standby}");
+        }
+        if let Some(tokenizer) = &self.tokenizer {
+            line += &format!(" --tokenizer {}", tokenizer.display());
+        }
+        if self.wire == WireForm::Pcar {
+            line += &format!(" --wire {}", self.wire_text());
+        }
+        if let Some(basis) = &self.basis {
+            line += &format!(" --basis {}", basis.display());
+        }
+        line + &format!(" --resume {}", path.display())
     }
 
     fn encode(&self, tokenizer: &Tokenizer, prompt: &str, pipeline: &Pipeline) -> anyhow::Result<Vec<u32>> {

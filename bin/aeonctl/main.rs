@@ -15,6 +15,7 @@ mod plot;
 mod query;
 mod replay;
 mod report;
+mod unfinished;
 
 use std::{path::PathBuf, process::ExitCode};
 

@@ -1,6 +1,6 @@
 //! The figures at the end of a generation.
 
-use aeon_station::client::{Pipeline, generate::Generated, pipeline::HopTraffic};
+use aeon_station::client::{Pipeline, generate::Generated, pipeline::HopTraffic, recovery::Failover};
 use serde_json::{Value, json};
 
 /// One link: the client to a station, and back.
@@ -76,4 +76,16 @@ pub(crate) fn json(generated: &Generated, prompt_len: usize, hops: &[Hop], text:
         "time_to_first_token_ms": generated.first_token.as_secs_f64() * 1000.0,
         "hops": hops,
     })
+}
+
+/// Who took over from whom, for people.
+pub(crate) fn failovers_text(failovers: &[Failover]) -> String {
+    let line = |it: &Failover| format!("station {}: {} took over from {} ({})\n", it.number, it.to, it.from, it.reason);
+    failovers.iter().map(line).collect()
+}
+
+/// Who took over from whom, for programs.
+pub(crate) fn failovers_json(failovers: &[Failover]) -> Value {
+    let failover = |it: &Failover| json!({ "station": it.number, "from": it.from.to_string(), "to": it.to.to_string(), "reason": it.reason });
+    failovers.iter().map(failover).collect()
 }

@@ -1,15 +1,19 @@
 //! One station: requests out, replies matched by opcode and sequence.
 //!
 //! Requests may be pipelined from any number of tasks. A request whose future is dropped is withdrawn at the station. Over
-//! UDP a request is repeated, byte for byte, until its answer comes: stations recognise copies.
+//! UDP a request is repeated, byte for byte, until its answer comes: stations recognise copies. The pauses begin with an
+//! estimate of the round trip, double, and have a part that is left to chance. While a request waits, its station is asked
+//! for HEALTH from time to time, so that one that is gone is told from one that is busy.
 
 use std::{
     collections::HashMap,
     io,
+    pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
+    task::{Context, Poll},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -24,7 +28,7 @@ use aeon_proto::{
 use bytes::Bytes;
 use futures_util::StreamExt;
 use tokio::{
-    io::{AsyncRead, AsyncWrite, AsyncWriteExt},
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf},
     net::{TcpStream, UdpSocket, UnixStream},
     sync::{mpsc, oneshot},
 };
@@ -34,6 +38,8 @@ use super::{
     address::StationAddress,
     error::{ClientError, reason_of},
     hello::Hello,
+    rtt::{Estimator, jittered},
+    watch::{Verdict, Watch},
 };
 use crate::{
     codec::{FrameCodec, Framing, OwnedFrame},
@@ -45,10 +51,14 @@ const HELLO_PADDING: usize = 1200;
 /// Bytes that any other UDP request is padded to until the address is proven: the vent with the token is within three times
 /// that.
 const MIN_UNPROVEN_LEN: usize = 160;
-/// Refusals of a UDP port before it counts as unreachable.
+/// Refusals of a UDP port before it counts as unreachable, and the pause after one.
 const MAX_REFUSALS: u32 = 3;
-/// Repetitions of a request that a station was too busy for.
+const REFUSAL_PAUSE: Duration = Duration::from_millis(50);
+/// Repetitions of a request that a station was too busy for, and the longest pause between them.
 const MAX_BUSY_RETRIES: u32 = 8;
+const MAX_BUSY_PAUSE: Duration = Duration::from_secs(5);
+/// Copies of a datagram without an answer from an idle station after which datagrams like it count as lost on the way.
+const MAX_LOST_COPIES: u32 = 6;
 
 /// How a client behaves.
 #[derive(Debug, Clone)]
@@ -57,12 +67,16 @@ pub struct ClientOptions {
     pub framing: Framing,
     /// Time for a connection to come about.
     pub connect_timeout: Duration,
-    /// Time for an answer.
+    /// Time for an answer, all repetitions together.
     pub request_timeout: Duration,
-    /// Time until a UDP request is repeated for the first time; doubled for each further time, up to 16 times.
+    /// Time until a UDP request is repeated for the first time, until the round trip was measured; doubled for each
+    /// further time, up to 16 times and 4 seconds.
     pub first_retry: Duration,
     /// The shared key of stations that take only signed requests. Answers must then be signed too.
     pub auth: Option<auth::Key>,
+    /// A station from which nothing is heard while it owes an answer is asked for HEALTH after this time, and given up
+    /// before twice this time has passed. `None` waits for the answer without asking.
+    pub health_interval: Option<Duration>,
 }
 
 impl Default for ClientOptions {
@@ -73,6 +87,7 @@ impl Default for ClientOptions {
             request_timeout: Duration::from_secs(120),
             first_retry: Duration::from_millis(250),
             auth: None,
+            health_interval: Some(Duration::from_secs(5)),
         }
     }
 }
@@ -166,11 +181,61 @@ struct Shared {
     token: Mutex<Option<String>>,
     is_udp: bool,
     max_request_len: usize,
+    round_trip: Mutex<Estimator>,
+    signs: SignsOfLife,
+}
+
+/// When a station was last heard.
+#[derive(Debug, Clone)]
+struct SignsOfLife {
+    born: Instant,
+    /// Nanoseconds after `born`.
+    last: Arc<AtomicU64>,
+}
+
+impl SignsOfLife {
+    fn new() -> Self {
+        Self { born: Instant::now(), last: Arc::default() }
+    }
+
+    fn note(&self) {
+        let nanos = u64::try_from(self.born.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.last.fetch_max(nanos, Ordering::Relaxed);
+    }
+
+    fn last(&self) -> Instant {
+        self.born + Duration::from_nanos(self.last.load(Ordering::Relaxed))
+    }
+}
+
+/// Notes every byte that comes: a large answer over a slow link is a sign of life long before it is whole.
+struct Heard<R> {
+    read: R,
+    signs: SignsOfLife,
+}
+
+impl<R: AsyncRead + Unpin> AsyncRead for Heard<R> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.read).poll_read(context, buffer);
+        if buffer.filled().len() > before {
+            self.signs.note();
+        }
+        read
+    }
 }
 
 impl Shared {
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn round_trip(&self) -> MutexGuard<'_, Estimator> {
+        self.round_trip.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn deliver(&self, frame: OwnedFrame) {
@@ -226,11 +291,22 @@ pub struct Client {
 struct Registration<'a> {
     shared: &'a Shared,
     key: Key,
+    /// HEALTH asked on behalf of this request.
+    probe: Option<(Key, Bytes)>,
     answered: bool,
+}
+
+impl Registration<'_> {
+    fn forget_probe(&mut self) {
+        if let (Some((key, _)), Waiting::Open(requests)) = (self.probe.take(), &mut *self.shared.waiting()) {
+            requests.remove(&key);
+        }
+    }
 }
 
 impl Drop for Registration<'_> {
     fn drop(&mut self) {
+        self.forget_probe();
         if let Waiting::Open(requests) = &mut *self.shared.waiting() {
             requests.remove(&self.key);
         }
@@ -292,6 +368,8 @@ impl Client {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let shared = Shared {
             address: address.clone(),
+            round_trip: Mutex::new(Estimator::new(options.first_retry)),
+            signs: SignsOfLife::new(),
             options,
             waiting: Mutex::new(Waiting::Open(HashMap::new())),
             outgoing,
@@ -313,6 +391,8 @@ impl Client {
         let (read, mut write) = tokio::io::split(stream);
         let (open, mut closed) = oneshot::channel();
         let reading = Arc::clone(&shared);
+        let signs = shared.signs.clone();
+        let read = Heard { read, signs: signs.clone() };
         tokio::spawn(async move {
             let mut frames = FramedRead::new(read, FrameCodec::new(framing, MAX_FRAME_LEN));
             let reason = loop {
@@ -343,7 +423,7 @@ impl Client {
                 while let Ok(frame) = queue.try_recv() {
                     add(&frame);
                 }
-                if let Err(error) = write.write_all(&batch).await {
+                if let Err(error) = write_all(&mut write, &batch, &signs).await {
                     // The reader sees the end too and usually knows more (a last vent).
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     if let Some(shared) = writing.upgrade() {
@@ -367,6 +447,7 @@ impl Client {
                     biased;
                     received = socket.recv(&mut buffer) => match received {
                         Ok(len) => {
+                            task.signs.note();
                             if let Ok(frame) = Frame::decode_exact(&buffer[..len]) {
                                 let Frame { stream_id, sequence, flags, payload } = frame;
                                 let payload = Bytes::copy_from_slice(payload);
@@ -443,26 +524,38 @@ impl Client {
         meta: impl Fn(&mut MetaWriter<'_, '_>),
         body: &[u8],
     ) -> Result<Reply, ClientError> {
+        self.request_with(route, meta, body, false).await
+    }
+
+    /// As [`Client::request`], for callers that can send less at once, or from elsewhere: with `gives_up`, a datagram that an
+    /// idle station does not answer is [`ClientError::Unanswered`] as soon as that is seen, and not when the time is up.
+    pub(super) async fn request_with(
+        &self,
+        route: Route,
+        meta: impl Fn(&mut MetaWriter<'_, '_>),
+        body: &[u8],
+        gives_up: bool,
+    ) -> Result<Reply, ClientError> {
         let deadline = Instant::now() + self.shared.options.request_timeout;
         let mut busy = 0;
         loop {
-            let error = match self.exchange(route, &meta, body, deadline).await {
+            let error = match self.exchange(route, &meta, body, deadline, gives_up).await {
                 Err(error) => error,
                 reply => return reply,
             };
             match error.status() {
-                Some(Status::FORBIDDEN) => {
-                    let token = error.vent_string("token").filter(|_| self.shared.is_udp);
-                    let mut known = self.shared.token.lock().unwrap_or_else(PoisonError::into_inner);
-                    if token.is_none() || *known == token {
+                Some(Status::FORBIDDEN) if self.learn_token(&error) => {}
+                Some(Status::UNAVAILABLE) if busy < MAX_BUSY_RETRIES => {
+                    // Never sooner than the station said; longer each time, so that many clients do not keep it busy
+                    // with refusing them.
+                    let asked = Duration::from_millis(error.vent_number("retry_after_ms").unwrap_or(100).max(1));
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if asked >= left {
                         return Err(error);
                     }
-                    *known = token;
-                }
-                Some(Status::UNAVAILABLE) if busy < MAX_BUSY_RETRIES => {
+                    let wait = jittered((asked * (1 << busy)).min(MAX_BUSY_PAUSE.max(asked)), rand::random());
                     busy += 1;
-                    let wait = Duration::from_millis(error.vent_number("retry_after_ms").unwrap_or(100).min(5000));
-                    if Instant::now() + wait >= deadline {
+                    if wait >= left {
                         return Err(error);
                     }
                     tokio::time::sleep(wait).await;
@@ -478,6 +571,7 @@ impl Client {
         meta: &impl Fn(&mut MetaWriter<'_, '_>),
         body: &[u8],
         deadline: Instant,
+        gives_up: bool,
     ) -> Result<Reply, ClientError> {
         let shared = &*self.shared;
         let sequence = shared.next_sequence.fetch_add(1, Ordering::Relaxed);
@@ -487,19 +581,73 @@ impl Client {
         let closed = |reason: String| ClientError::Closed { station: shared.address.clone(), route, reason };
         match &mut *shared.waiting() {
             Waiting::Ended(reason) => return Err(closed(reason.clone())),
-            Waiting::Open(requests) => requests.insert(key, Waiter { events, nonce }),
+            Waiting::Open(requests) => requests.insert(key, Waiter { events: events.clone(), nonce }),
         };
-        let mut registration = Registration { shared, key, answered: false };
+        let mut registration = Registration { shared, key, probe: None, answered: false };
         let started = Instant::now();
-        let mut retry = shared.options.first_retry;
-        let mut refusals = 0;
+        let mut watch = shared.options.health_interval.map(|interval| Watch::new(interval, started));
+        let first_pause = shared.round_trip().timeout();
+        let mut pause = first_pause;
+        let mut repeat_at = started + jittered(pause, rand::random());
+        let (mut copies, mut refusals) = (1, 0);
+        // Whether the station had nothing to do after so many copies that one must have come.
+        let mut is_idle = false;
         let _ = shared.outgoing.send(request.clone());
         loop {
-            let wait_until = if shared.is_udp { deadline.min(Instant::now() + retry) } else { deadline };
-            match tokio::time::timeout_at(wait_until.into(), answer.recv()).await {
-                Ok(Some(Event::Answer(frame))) => {
+            let now = Instant::now();
+            if is_idle && (gives_up || now >= deadline) {
+                return Err(ClientError::Unanswered {
+                    station: shared.address.clone(),
+                    route,
+                    copies,
+                    len: request.len(),
+                });
+            }
+            if now >= deadline {
+                let waited = started.elapsed();
+                return Err(ClientError::Timeout { station: shared.address.clone(), route, waited });
+            }
+            let mut wake = deadline;
+            if shared.is_udp {
+                if now >= repeat_at {
+                    pause = shared.round_trip().longer(pause);
+                    repeat_at = now + jittered(pause, rand::random());
+                    copies += 1;
+                    let _ = shared.outgoing.send(request.clone());
+                }
+                wake = wake.min(repeat_at);
+            }
+            if let Some(watch) = &mut watch {
+                match watch.check(now, shared.signs.last(), shared.is_udp.then_some(pause)) {
+                    Verdict::Wait(until) => wake = wake.min(until),
+                    Verdict::Probe => {
+                        self.probe(&mut registration, &events)?;
+                        continue;
+                    }
+                    Verdict::Silent(waited) => {
+                        return Err(ClientError::Silent { station: shared.address.clone(), route, waited });
+                    }
+                }
+            }
+            match tokio::time::timeout_at(wake.into(), answer.recv()).await {
+                Ok(Some(Event::Answer(frame))) if (frame.stream_id, frame.sequence) == key => {
                     registration.answered = true;
+                    match copies {
+                        1 => shared.round_trip().sample(started.elapsed()),
+                        _ => shared.round_trip().unclear(first_pause),
+                    }
                     return self.decode(route, frame);
+                }
+                // HEALTH: the station lives. Over UDP it may show that the request never arrives, or its answer.
+                Ok(Some(Event::Answer(health))) => {
+                    let health = self.decode(Route::HEALTH, health);
+                    if let Err(error) = &health {
+                        // The address must be proven first: the next probe has the token.
+                        self.learn_token(error);
+                        registration.forget_probe();
+                    }
+                    let has_no_work = health.is_ok_and(|health| health.number("queued") == Some(0));
+                    is_idle = shared.is_udp && copies >= MAX_LOST_COPIES && has_no_work;
                 }
                 Ok(Some(Event::Unsigned(error, frame))) => {
                     registration.answered = true;
@@ -513,24 +661,56 @@ impl Client {
                         registration.answered = true;
                         return Err(ClientError::Connect { station: shared.address.clone(), source: error });
                     }
-                    tokio::time::sleep(Duration::from_millis(50)).await;
-                    let _ = shared.outgoing.send(request.clone());
+                    repeat_at = Instant::now() + REFUSAL_PAUSE;
                 }
                 Ok(Some(Event::Ended(reason))) => {
                     registration.answered = true;
                     return Err(closed(reason));
                 }
                 Ok(None) => return Err(closed("connection dropped".to_owned())),
-                Err(_) if Instant::now() >= deadline => {
-                    let waited = started.elapsed();
-                    return Err(ClientError::Timeout { station: shared.address.clone(), route, waited });
-                }
-                Err(_) => {
-                    retry = (retry * 2).min(shared.options.first_retry * 16);
-                    let _ = shared.outgoing.send(request.clone());
-                }
+                Err(_) => {}
             }
         }
+    }
+
+    /// Takes the token out of a 403 over UDP; false if there is none that is new.
+    fn learn_token(&self, error: &ClientError) -> bool {
+        let token = error.vent_string("token").filter(|_| self.shared.is_udp);
+        let mut known = self.shared.token.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_new = token.is_some() && *known != token;
+        if is_new {
+            *known = token;
+        }
+        is_new
+    }
+
+    /// Asks for HEALTH on behalf of a waiting request; its answer comes where the request's own does.
+    fn probe(
+        &self,
+        registration: &mut Registration<'_>,
+        events: &mpsc::UnboundedSender<Event>,
+    ) -> Result<(), ClientError> {
+        let frame = match &registration.probe {
+            Some((_, frame)) => frame.clone(),
+            None => {
+                let sequence = self.shared.next_sequence.fetch_add(1, Ordering::Relaxed);
+                let (frame, nonce) = self.encode(Route::HEALTH, sequence, &|_: &mut MetaWriter<'_, '_>| {}, &[])?;
+                let key = (Route::HEALTH.0, sequence);
+                if let Waiting::Open(requests) = &mut *self.shared.waiting() {
+                    requests.insert(key, Waiter { events: events.clone(), nonce });
+                }
+                registration.probe = Some((key, frame.clone()));
+                frame
+            }
+        };
+        let _ = self.shared.outgoing.send(frame);
+        Ok(())
+    }
+
+    /// Whether the connection has ended, so that every further request fails at once.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        matches!(*self.shared.waiting(), Waiting::Ended(_))
     }
 
     fn encode(
@@ -602,6 +782,22 @@ impl Shared {
             }
         }
     }
+}
+
+/// Writes all of `bytes`. Each part that the peer's system took, while more is left, is a sign of life: no answer can come
+/// before the request is there.
+async fn write_all(write: &mut (impl AsyncWrite + Unpin), mut bytes: &[u8], signs: &SignsOfLife) -> io::Result<()> {
+    while !bytes.is_empty() {
+        let written = write.write(bytes).await?;
+        if written == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        bytes = bytes.get(written..).unwrap_or_default();
+        if !bytes.is_empty() {
+            signs.note();
+        }
+    }
+    Ok(())
 }
 
 /// Connects to a Unix socket; a full backlog is waited for, since the system reports it at once.

@@ -52,6 +52,34 @@ pub enum ClientError {
         /// How long was waited.
         waited: Duration,
     },
+    /// The station gives no sign of life: neither the answer nor HEALTH came.
+    #[error(
+        "station {station} is silent: it answered neither {route} nor HEALTH for {waited:.1?}; check that it runs there and \
+         that the network between is up"
+    )]
+    Silent {
+        /// Which station.
+        station: StationAddress,
+        /// What was asked.
+        route: Route,
+        /// Since when nothing was heard.
+        waited: Duration,
+    },
+    /// The station lives and has nothing to do, but datagrams of this request, or of its answer, get lost each time.
+    #[error(
+        "station {station} is alive and idle, but {copies} copies of {route} ({len} bytes) got no answer: datagrams of this \
+         size, or of the answer's, seem to be lost on the way; use tcp: instead, or send less at once"
+    )]
+    Unanswered {
+        /// Which station.
+        station: StationAddress,
+        /// What was asked.
+        route: Route,
+        /// How often it was sent.
+        copies: u32,
+        /// Bytes of the request.
+        len: usize,
+    },
     /// The station refused.
     #[error("station {station} refused {route} with {status}: {text}")]
     Vent {
@@ -109,6 +137,22 @@ pub enum ClientError {
     /// A request that cannot be signed.
     #[error("request cannot be signed")]
     Sign(#[from] SignError),
+    /// One station of a mesh failed, and nothing took its place.
+    #[error("station {number} of {count}, {station} with layers {lo}..{hi}, failed{standbys}", lo = layers[0], hi = layers[1])]
+    Hop {
+        /// Its number, from 1.
+        number: usize,
+        /// Stations of the mesh.
+        count: usize,
+        /// Where it is.
+        station: StationAddress,
+        /// First layer held, and one past the last.
+        layers: [u32; 2],
+        /// Why no standby took its place, beginning with a comma; empty if there is none.
+        standbys: String,
+        /// What happened.
+        source: Box<Self>,
+    },
     /// The stations named are not one model.
     #[error("the stations named do not make one model: {problem}")]
     Mesh {
@@ -118,16 +162,33 @@ pub enum ClientError {
 }
 
 impl ClientError {
+    /// What happened at a station, without where in the mesh it is.
+    #[must_use]
+    pub fn cause(&self) -> &Self {
+        match self {
+            Self::Hop { source, .. } => source.cause(),
+            other => other,
+        }
+    }
+
     /// Whether a station could not be reached at all.
     #[must_use]
-    pub const fn is_unreachable(&self) -> bool {
-        matches!(self, Self::Connect { .. } | Self::Busy { .. } | Self::Closed { .. } | Self::Timeout { .. })
+    pub fn is_unreachable(&self) -> bool {
+        matches!(
+            self.cause(),
+            Self::Connect { .. }
+                | Self::Busy { .. }
+                | Self::Closed { .. }
+                | Self::Timeout { .. }
+                | Self::Silent { .. }
+                | Self::Unanswered { .. }
+        )
     }
 
     /// The status of a vent.
     #[must_use]
-    pub const fn status(&self) -> Option<Status> {
-        match self {
+    pub fn status(&self) -> Option<Status> {
+        match self.cause() {
             Self::Vent { status, .. } => Some(*status),
             _ => None,
         }
@@ -136,7 +197,7 @@ impl ClientError {
     /// A whole number in the meta of a vent.
     #[must_use]
     pub fn vent_number(&self, key: &str) -> Option<u64> {
-        let Self::Vent { meta, .. } = self else { return None };
+        let Self::Vent { meta, .. } = self.cause() else { return None };
         match json::Object::parse(meta).ok()?.get(key)? {
             json::Value::Unsigned(value) => Some(*value),
             _ => None,
@@ -146,7 +207,7 @@ impl ClientError {
     /// A string in the meta of a vent.
     #[must_use]
     pub fn vent_string(&self, key: &str) -> Option<String> {
-        let Self::Vent { meta, .. } = self else { return None };
+        let Self::Vent { meta, .. } = self.cause() else { return None };
         match json::Object::parse(meta).ok()?.get(key)? {
             json::Value::String(value) => Some(value.clone().into_owned()),
             _ => None,

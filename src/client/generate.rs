@@ -74,14 +74,46 @@ impl Generated {
 /// and says whether to go on.
 ///
 /// # Errors
-/// See [`ClientError`]; what came before the error went to `on_token`.
+/// See [`ClientError`]; what came before the error went to `on_token`. [`resume`] goes on from there.
 pub async fn generate(
     pipeline: &mut Pipeline,
     prompt: &[u32],
     options: &GenerateOptions,
+    on_token: impl FnMut(u32) -> bool,
+) -> Result<Generated, ClientError> {
+    run(pipeline, prompt, options, 0, on_token).await
+}
+
+/// Goes on with a text that was not finished, in a pipeline of its own or in the one that failed: `prompt` and `tokens`
+/// were all of it so far. The rest is what [`generate`] would have given, `max_tokens` counting what was there before. Only
+/// the new tokens go to `on_token` and into the result.
+///
+/// # Errors
+/// See [`ClientError`].
+pub async fn resume(
+    pipeline: &mut Pipeline,
+    prompt: &[u32],
+    tokens: &[u32],
+    options: &GenerateOptions,
+    on_token: impl FnMut(u32) -> bool,
+) -> Result<Generated, ClientError> {
+    let mut history = [prompt, tokens].concat();
+    // The last token was not sent yet; of a prompt alone nothing was.
+    let last = if tokens.is_empty() { std::mem::take(&mut history) } else { history.split_off(history.len() - 1) };
+    pipeline.resume(history);
+    run(pipeline, &last, options, tokens.len(), on_token).await
+}
+
+/// `before` is how many tokens of the text there are already.
+async fn run(
+    pipeline: &mut Pipeline,
+    prompt: &[u32],
+    options: &GenerateOptions,
+    before: usize,
     mut on_token: impl FnMut(u32) -> bool,
 ) -> Result<Generated, ClientError> {
     let mut sampler = Sampler::new(options.sampling);
+    sampler.skip(before);
     let want = if sampler.is_greedy() { Want::Token } else { Want::TopK(options.top_k.max(1)) };
     let context_len = pipeline.model().max_position;
     let eos = pipeline.model().eos.clone();
@@ -90,10 +122,10 @@ pub async fn generate(
     let mut first_token = None;
     let mut input = prompt.to_vec();
     let stop = loop {
-        if tokens.len() >= options.max_tokens {
+        if before + tokens.len() >= options.max_tokens {
             break Stop::MaxTokens;
         }
-        if !tokens.is_empty() && pipeline.history().len() >= context_len {
+        if before + tokens.len() > 0 && pipeline.history().len() >= context_len {
             break Stop::ContextFull { context_len };
         }
         let next = pipeline.extend(&input, want).await?;

@@ -10,8 +10,11 @@ pub mod hello;
 mod pass;
 pub mod pipeline;
 pub mod policy;
+pub mod recovery;
 pub mod replay;
+mod rtt;
 pub mod sampler;
+mod watch;
 
 pub use address::StationAddress;
 pub use connection::{Client, ClientOptions, Reply};

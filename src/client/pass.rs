@@ -4,6 +4,9 @@
 //! station is asked to answer so, and its answer goes on unchanged. A station that refuses them with 412 gets raw
 //! residuals from then on: the hop before it is repeated at the same positions with `accept` f32, so that the result is
 //! the one that a raw request would have had.
+//!
+//! Over UDP the checksum of a datagram has 16 bits only, so bodies carry their `fp48` both ways. What was damaged in spite of
+//! the checksum is refused by the station (400) or does not fit the request, and is asked again.
 
 use aeon_proto::{
     meta::parse_fingerprint,
@@ -22,6 +25,9 @@ use super::{
     pipeline::{Next, Pipeline, Stage, Want, Wire},
     policy::{CompressionPolicy, compress_residuals},
 };
+
+/// How often one request is sent again because it, or its answer, was damaged on the way.
+const MAX_DAMAGED: usize = 8;
 
 /// What a body holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,18 +60,18 @@ pub(super) enum Link {
 }
 
 impl Pipeline {
-    /// Sends the tokens `from..to` through all stations; `want` only with the last tokens.
+    /// Sends the tokens `from..to` through the stations up to number `last`; `want` only with the last tokens, and through
+    /// all stations. An error comes with the index of the station that it is about.
     pub(super) async fn pass(
         &mut self,
-        from: usize,
-        to: usize,
+        (from, to): (usize, usize),
+        last: usize,
         want: Option<Want>,
-    ) -> Result<Option<Next>, ClientError> {
+    ) -> Result<Option<Next>, (usize, ClientError)> {
         let ids = self.history.get(from..to).unwrap_or_default();
         let seq = ids.len();
         let mut bytes = Vec::new();
         residual::encode_u32s(ids, &mut bytes);
-        let last = self.stages.len() - 1;
         let mut input = Body { form: Form::Ids, bytes: bytes.into(), uncompressed: None };
         // What the stations before got: a refusal goes back to the last of them, and from there on it may again.
         let mut before: Vec<Body> = Vec::new();
@@ -76,7 +82,7 @@ impl Pipeline {
                 Ok(reply) if index == last => {
                     // The last station's residual is not needed while the prompt goes on.
                     let Some(want) = want else { return Ok(None) };
-                    return read_next(&self.stages[index], &reply, want).map(Some);
+                    return read_next(&self.stages[index], &reply, want).map(Some).map_err(|error| (index, error));
                 }
                 Ok(reply) => {
                     let form = if matches!(link, Link::Remote { .. }) { Form::Components } else { Form::Raw };
@@ -96,10 +102,10 @@ impl Pipeline {
                     let raw = input.uncompressed.take();
                     let raw = raw.map(|bytes| Body { form: Form::Raw, bytes, uncompressed: None });
                     // Components come from this client or from a station before this one.
-                    let Some(other) = raw.or_else(|| before.pop()) else { return Err(error) };
+                    let Some(other) = raw.or_else(|| before.pop()) else { return Err((index, error)) };
                     input = other;
                 }
-                Err(error) => return Err(error),
+                Err(error) => return Err((index, error)),
             }
         }
     }
@@ -161,15 +167,23 @@ impl Pipeline {
         want: Option<Want>,
         link: Link,
     ) -> Result<Reply, ClientError> {
-        let is_last = index + 1 == self.stages.len();
+        let want = want.filter(|_| index + 1 == self.stages.len());
         let stage = &mut self.stages[index];
+        if stage.is_lost {
+            let reason = "its last request had no answer".to_owned();
+            return Err(ClientError::Closed { station: stage.address().clone(), route: Route::FORWARD, reason });
+        }
         let (boundary, config_fp) = (stage.hello.layers[0], stage.hello.model.config_fp.clone());
         let vocab = stage.hello.model.vocab as u64;
+        let fp48 = stage.client.is_udp().then(|| fp48(&input.bytes));
         let meta = |meta: &mut MetaWriter<'_, '_>| {
-            meta.string("session", &self.session)
+            meta.string("session", &stage.session)
                 .unsigned("pos", pos as u64)
                 .unsigned("boundary", u64::from(boundary))
                 .string("config_fp", &config_fp);
+            if let Some(fp48) = &fp48 {
+                meta.string("fp48", fp48);
+            }
             if input.form == Form::Ids {
                 meta.string("in", "ids");
             }
@@ -180,31 +194,85 @@ impl Pipeline {
                 }
             }
             match want {
-                Some(Want::Token) if is_last => {
+                Some(Want::Token) => {
                     meta.string("out", "token");
                 }
-                Some(Want::TopK(k)) if is_last => {
+                Some(Want::TopK(k)) => {
                     let k = u64::from(k).min(vocab);
                     meta.string("out", "token").string("return", "topk").unsigned("top_k", k);
                 }
-                _ => {}
+                None => {}
             }
         };
+        let kinds: &[&str] = match want {
+            Some(Want::Token) => &["u32"],
+            Some(Want::TopK(_)) => &["topk"],
+            None if matches!(link, Link::Remote { .. }) => &["pcar", "f32"],
+            None => &["f32"],
+        };
         let route = if input.form == Form::Components { Route::FORWARD_PCA } else { Route::FORWARD };
-        let reply = stage.forward(&self.options, route, meta, &input.bytes).await?;
+        // A request that was dropped may have been worked on or not, as one that is not answered.
+        stage.was_closed = stage.client.is_closed() && !stage.is_waiting;
+        stage.held = stage.held.min(pos);
+        stage.is_waiting = true;
+        let mut damaged = 0;
+        let reply = loop {
+            let reply = stage.client.request_with(route, meta, &input.bytes, true).await.and_then(|reply| {
+                check_reply(stage, &reply, kinds, (pos, seq), link)?;
+                check_fp48(stage, &reply, fp48.is_some())?;
+                Ok(reply)
+            });
+            match reply {
+                Err(error) if fp48.is_some() && damaged < MAX_DAMAGED && may_be_damage(&error, pos) => {
+                    tracing::debug!(station = %stage.address(), %error, "sending again what may have been damaged");
+                    damaged += 1;
+                }
+                reply => break reply,
+            }
+        };
+        stage.is_waiting = false;
+        let reply = reply?;
+        stage.held = pos + seq;
         stage.traffic.requests += 1;
         stage.traffic.positions += seq as u64;
         stage.traffic.sent += input.bytes.len() as u64;
         stage.traffic.received += reply.body.len() as u64;
         stage.traffic.compressed += u64::from(input.form == Form::Components);
-        let kinds: &[&str] = match want {
-            Some(Want::Token) if is_last => &["u32"],
-            Some(Want::TopK(_)) if is_last => &["topk"],
-            _ if matches!(link, Link::Remote { .. }) => &["pcar", "f32"],
-            _ => &["f32"],
-        };
-        check_reply(stage, &reply, kinds, (pos, seq), link)?;
         Ok(reply)
+    }
+}
+
+/// Low 48 bits of XXH64 (seed 0), as the meta has them.
+fn fp48(body: &[u8]) -> String {
+    format!("{:012x}", xxhash_rust::xxh64::xxh64(body, 0) & 0xffff_ffff_ffff)
+}
+
+/// An answer to a request with `fp48` must have its own: that shows also that the station saw the request's, and checked
+/// it.
+fn check_fp48(stage: &Stage, reply: &Reply, is_asked: bool) -> Result<(), ClientError> {
+    if !is_asked {
+        return Ok(());
+    }
+    let (got, expected) = (reply.string("fp48"), fp48(&reply.body));
+    if got.as_deref() == Some(&*expected) {
+        return Ok(());
+    }
+    let problem = format!("the body has fp48 {expected}, its meta says {got:?}: the datagram was damaged on its way");
+    Err(stage.client.bad_reply(Route::FORWARD, problem))
+}
+
+/// Whether an error can come from a datagram that was damaged on its way without its checksum showing it. A request that
+/// really is wrong gets the same answer again.
+fn may_be_damage(error: &ClientError, pos: usize) -> bool {
+    match error {
+        ClientError::BadReply { .. } => true,
+        ClientError::Vent { status: Status::BAD_REQUEST | Status::NOT_FOUND | Status::NOT_IMPLEMENTED, .. } => true,
+        // Of another position, boundary or model than the one that was sent.
+        ClientError::Vent { status: Status::CONFLICT, .. } => {
+            error.vent_number("expected_pos").is_none_or(|expected| expected >= pos as u64)
+        }
+        ClientError::Vent { status, .. } => status.description() == Status(0).description(),
+        _ => false,
     }
 }
 
@@ -295,10 +363,14 @@ pub(super) fn read_next(stage: &Stage, reply: &Reply, want: Want) -> Result<Next
     };
     let whole = match want {
         Want::Token => next.ids.len() == 1,
-        Want::TopK(_) => !next.ids.is_empty() && next.ids.len() == next.logits.len(),
+        Want::TopK(k) => next.ids.len() == next.logits.len() && next.ids.len() == (k as usize).min(vocab),
     };
     if !whole || next.ids.iter().any(|id| *id as usize >= vocab) {
-        return Err(bad(format!("a token below {vocab} expected, {} bytes of something else came", reply.body.len())));
+        let wanted = match want {
+            Want::Token => "a token".to_owned(),
+            Want::TopK(k) => format!("{} tokens and logits, each", (k as usize).min(vocab)),
+        };
+        return Err(bad(format!("{wanted} below {vocab} expected, {} bytes of something else came", reply.body.len())));
     }
     Ok(next)
 }

@@ -1,34 +1,29 @@
 //! A mesh as one model: token ids in at the first station, a token out of the last.
 //!
-//! A pipeline keeps the token history of its session. When a station has lost the session (evicted, or started again) it
-//! says where to go on, and the history is sent again from there: requests are idempotent, so the other stations simply
-//! do it twice. A station that is gone is waited for as long as a connection may take.
+//! A pipeline keeps the token history of its session, and for each station how many positions of it are held there. When a
+//! station has lost the session (evicted, or started again) it says where to go on, and the history is sent again from
+//! there, as far into the mesh as that station: requests are idempotent, so the stations before it simply do it twice. What
+//! becomes of a station that is gone stands in the module `recovery`.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Instant};
 
-use aeon_proto::{payload::MetaWriter, pcar, route::Route, status::Status};
+use aeon_proto::{payload::MetaWriter, pcar, route::Route};
 
 use super::{
     address::StationAddress,
-    connection::{Client, ClientOptions, Reply},
+    connection::{Client, ClientOptions},
     error::ClientError,
     hello::Hello,
+    recovery::{Failover, PACKET_LEN, Standby, Trouble},
     replay::Replaying,
 };
 use crate::{basis::BasisFile, model::session::random_name};
 
 /// Bytes that header and meta of a request or reply take at most.
 pub(super) const FRAME_OVERHEAD: usize = 512;
-/// How often lost history is sent again for one step.
-const MAX_RECOVERIES: usize = 4;
-/// Pause between attempts to reach a station that is gone.
-const RECONNECT_PERIOD: Duration = Duration::from_millis(50);
 
 /// Time after which a station that refused a basis is asked again what it has.
-const ASK_AGAIN: Duration = Duration::from_secs(10);
+const ASK_AGAIN: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// In what form residuals travel between stations.
 #[derive(Debug, Clone, Default)]
@@ -92,6 +87,18 @@ pub struct Stage {
     pub(super) client: Client,
     /// Since when it gets raw residuals only, because it refused a basis.
     pub(super) raw_since: Option<Instant>,
+    /// The session's name there. A new one where nobody can say what the station did with the last request.
+    pub(super) session: String,
+    /// Positions that it holds, as far as is known here.
+    pub(super) held: usize,
+    /// Whether its last request has no answer, so that the connection is not used any more.
+    pub(super) is_lost: bool,
+    /// Whether a request waits there, or did when its future was dropped.
+    pub(super) is_waiting: bool,
+    /// Whether the connection had ended, with nothing waiting, before the last request was sent.
+    pub(super) was_closed: bool,
+    /// Whether datagrams of several packets do not come through.
+    pub(super) is_narrow: bool,
     /// What the station said of itself.
     pub hello: Hello,
     /// What went over its link.
@@ -105,47 +112,19 @@ impl Stage {
         self.client.address()
     }
 
-    /// Sends a FORWARD or FORWARD_PCA. If the station is gone, it is given the time to come back, and asked again.
-    pub(super) async fn forward(
-        &mut self,
-        options: &ClientOptions,
-        route: Route,
-        meta: impl Fn(&mut MetaWriter<'_, '_>),
-        body: &[u8],
-    ) -> Result<Reply, ClientError> {
-        match self.client.request(route, &meta, body).await {
-            Err(ClientError::Closed { .. } | ClientError::Connect { .. }) => {
-                self.reconnect(options).await?;
-                self.client.request(route, &meta, body).await
-            }
-            reply => reply,
+    pub(super) fn new(client: Client, hello: Hello) -> Self {
+        Self {
+            client,
+            raw_since: None,
+            session: random_name(),
+            held: 0,
+            is_lost: false,
+            is_waiting: false,
+            was_closed: false,
+            is_narrow: false,
+            hello,
+            traffic: HopTraffic::default(),
         }
-    }
-
-    async fn reconnect(&mut self, options: &ClientOptions) -> Result<(), ClientError> {
-        let address = self.address().clone();
-        let deadline = Instant::now() + options.connect_timeout;
-        tracing::info!(station = %address, "connecting again");
-        let (client, hello) = loop {
-            let error = match Client::connect(&address, options.clone()).await {
-                Ok(client) => match client.hello().await {
-                    Ok(hello) => break (client, hello),
-                    Err(error) => error,
-                },
-                Err(error) => error,
-            };
-            if !error.is_unreachable() || Instant::now() >= deadline {
-                return Err(error);
-            }
-            tokio::time::sleep(RECONNECT_PERIOD).await;
-        };
-        if hello.model.config_fp != self.hello.model.config_fp || hello.layers != self.hello.layers {
-            let problem = format!("{address} was started again with another model or other layers");
-            return Err(ClientError::Mesh { problem });
-        }
-        self.client = client;
-        self.hello = hello;
-        Ok(())
     }
 }
 
@@ -156,8 +135,13 @@ pub struct Pipeline {
     pub(super) options: ClientOptions,
     pub(super) wire: Wire,
     pub(super) session: String,
+    /// The tokens, and behind them those that are on their way.
     pub(super) history: Vec<u32>,
+    /// How many of them came through to the last station.
+    done: usize,
     pub(super) replay: Replaying,
+    pub(super) standbys: Vec<Standby>,
+    pub(super) failovers: Vec<Failover>,
 }
 
 impl Pipeline {
@@ -170,16 +154,26 @@ impl Pipeline {
         for address in addresses {
             let client = Client::connect(address, options.clone()).await?;
             let hello = client.hello().await?;
-            stages.push(Stage { client, raw_since: None, hello, traffic: HopTraffic::default() });
+            stages.push(Stage::new(client, hello));
         }
+        Self::of(stages, options)
+    }
+
+    /// A pipeline of stations that were asked what they hold.
+    pub(super) fn of(mut stages: Vec<Stage>, options: &ClientOptions) -> Result<Self, ClientError> {
         check_mesh(&stages)?;
+        let session = random_name();
+        stages.iter_mut().for_each(|stage| stage.session.clone_from(&session));
         Ok(Self {
             stages,
             options: options.clone(),
             wire: Wire::Exact,
-            session: random_name(),
+            session,
             history: Vec::new(),
+            done: 0,
             replay: Replaying::default(),
+            standbys: Vec::new(),
+            failovers: Vec::new(),
         })
     }
 
@@ -216,103 +210,125 @@ impl Pipeline {
     /// Tokens of the session so far.
     #[must_use]
     pub fn history(&self) -> &[u32] {
-        &self.history
+        self.history.get(..self.done).unwrap_or_default()
     }
 
-    /// The session's name on the stations.
+    /// The session's name on the stations; one that was lost from sight meanwhile has another.
     #[must_use]
     pub fn session(&self) -> &str {
         &self.session
     }
 
-    /// Puts `ids` behind the session's tokens and returns what comes next.
+    /// Puts `ids` behind the session's tokens and returns what comes next. A station that fails is replaced by a standby, if
+    /// there is one ([`Pipeline::add_standbys`]), and gets the session from the tokens.
+    ///
+    /// Cancel safe: when the future is dropped, the station at work is told to stop, and the session is as it was before.
     ///
     /// # Errors
-    /// See [`ClientError`]; the session is then as it was before.
+    /// See [`ClientError`]; [`ClientError::Hop`] says at which station. The session is then as it was before: the same call
+    /// may be made again when the station is back.
     pub async fn extend(&mut self, ids: &[u32], want: Want) -> Result<Next, ClientError> {
+        // A call that failed or was dropped has left its tokens.
+        self.history.truncate(self.done);
         if self.stages.iter().any(|stage| stage.raw_since.is_some_and(|since| since.elapsed() >= ASK_AGAIN)) {
-            self.refresh().await?;
+            // That a station is gone shows below, where something can be done about it.
+            if let Err(error) = self.refresh().await
+                && !error.is_unreachable()
+            {
+                return Err(error);
+            }
         }
         let start = self.history.len();
-        self.history.extend_from_slice(ids);
-        if self.replay.is_about(start) {
+        let mut least = start;
+        for stage in &mut self.stages {
+            stage.held = stage.held.min(start);
+            least = least.min(stage.held);
+        }
+        if self.replay.is_about(least) {
             self.end_captures().await;
         }
-        let result = match start == 0 && self.replay.is_enabled() {
-            true => self.begin(want).await,
-            false => self.run(start, want).await,
+        self.history.extend_from_slice(ids);
+        let is_new = self.stages.iter().all(|stage| stage.held == 0);
+        let next = match is_new && self.replay.is_enabled() {
+            true => self.begin(want).await?,
+            false => self.run(want).await?,
         };
-        if result.is_err() {
-            self.history.truncate(start);
-        }
-        result
+        self.done = self.history.len();
+        Ok(next)
     }
 
     /// Goes back to the first `len` tokens.
     pub fn rewind(&mut self, len: usize) {
-        self.history.truncate(len);
+        self.done = self.done.min(len);
+        self.history.truncate(self.done);
+    }
+
+    /// Takes over the tokens of a session that an earlier pipeline began: the next [`Pipeline::extend`] sends them through
+    /// the stations first. The tokens so far and sessions of this pipeline are forgotten.
+    pub fn resume(&mut self, history: Vec<u32>) {
+        self.done = history.len();
+        self.history = history;
+        for stage in &mut self.stages {
+            stage.held = 0;
+        }
     }
 
     /// Drops the session on all stations and begins a new one.
     ///
     /// # Errors
-    /// The first station's error that is none of "unknown session".
+    /// The first station's error that is none of "unknown session"; the others are told all the same.
     pub async fn reset(&mut self) -> Result<(), ClientError> {
         self.history.clear();
-        let session = std::mem::replace(&mut self.session, random_name());
-        for stage in &self.stages {
-            stage
-                .client
-                .request(
-                    Route::RESET,
-                    |meta| {
-                        meta.string("session", &session);
-                    },
-                    &[],
-                )
-                .await?;
+        self.done = 0;
+        self.session = random_name();
+        let mut result = Ok(());
+        for stage in &mut self.stages {
+            stage.held = 0;
+            let session = std::mem::replace(&mut stage.session, self.session.clone());
+            let name = |meta: &mut MetaWriter<'_, '_>| {
+                meta.string("session", &session);
+            };
+            let dropped = stage.client.request(Route::RESET, name, &[]).await;
+            result = result.and(dropped.map(|_| ()));
         }
-        Ok(())
+        result
     }
 
-    pub(super) async fn run(&mut self, start: usize, want: Want) -> Result<Next, ClientError> {
-        let mut pos = start;
-        let mut recoveries = 0;
-        let chunk = self.chunk_len(want);
+    /// Brings the tokens to all stations, from where the first of them lacks some.
+    pub(super) async fn run(&mut self, want: Want) -> Result<Next, ClientError> {
+        let mut trouble = Trouble::default();
+        let end = self.history.len();
         loop {
-            let end = self.history.len().min(pos + chunk);
-            let is_last = end == self.history.len();
-            match self.pass(pos, end, is_last.then_some(want)).await {
+            let from = self.stages.iter().map(|stage| stage.held).min().unwrap_or(0);
+            // The stations behind the last one that lacks these positions need not see them again.
+            let mut last = self.stages.iter().rposition(|stage| stage.held == from).unwrap_or(0);
+            let behind = self.stages.iter().skip(last + 1).map(|stage| stage.held).min();
+            let to = end.min(from + self.chunk_len(want)).min(behind.unwrap_or(end));
+            let is_end = to == end;
+            if is_end {
+                last = self.stages.len() - 1;
+            }
+            match self.pass((from, to), last, is_end.then_some(want)).await {
                 Ok(Some(next)) => return Ok(next),
-                Ok(None) => pos = end,
-                Err(error) => {
-                    let expected = error.vent_number("expected_pos").and_then(|pos| usize::try_from(pos).ok());
-                    match expected {
-                        Some(expected)
-                            if error.status() == Some(Status::CONFLICT)
-                                && expected < pos
-                                && recoveries < MAX_RECOVERIES =>
-                        {
-                            tracing::info!(%error, "sending the history again");
-                            recoveries += 1;
-                            pos = expected;
-                        }
-                        _ => return Err(error),
-                    }
-                }
+                Ok(None) => {}
+                Err((index, error)) => self.recover(index, error, from, &mut trouble).await?,
             }
         }
     }
 
     /// Positions that one request may hold on every hop.
-    fn chunk_len(&self, want: Want) -> usize {
+    pub(super) fn chunk_len(&self, want: Want) -> usize {
         let logits = match want {
             Want::Token => 4,
             Want::TopK(k) => 8 * k as usize,
         };
         let positions = |stage: &Stage| {
             let limits = stage.hello.limits;
-            let max = if stage.client.is_udp() { limits.max_datagram } else { limits.max_frame };
+            let max = match (stage.client.is_udp(), stage.is_narrow) {
+                (true, true) => limits.max_datagram.min(PACKET_LEN),
+                (true, false) => limits.max_datagram,
+                (false, _) => limits.max_frame,
+            };
             let room = max.saturating_sub(FRAME_OVERHEAD);
             // A residual crosses every link but that of a single station. With all its components it is no smaller, and
             // has a header.

@@ -46,6 +46,8 @@ pub struct ReplayStats {
     pub prefilled: u64,
     /// Captures sent in the background.
     pub captures: u64,
+    /// Prompts that one station that had lost them got back from its cache.
+    pub restored: u64,
 }
 
 impl Client {
@@ -181,18 +183,21 @@ impl Pipeline {
 
     /// What comes after the first prompt of the session: from the replay caches, else by prefill.
     pub(super) async fn begin(&mut self, want: Want) -> Result<Next, ClientError> {
-        let Some(prompt) = self.prompt(self.history()) else { return self.run(0, want).await };
+        let Some(prompt) = self.prompt(&self.history) else { return self.run(want).await };
+        self.replay.prompt_len = self.history.len();
         if let Decision::Skip { last } = decide(self.ask(&prompt).await) {
             match self.next_after(&last.tail, want).await {
                 Ok(next) => {
                     self.replay.stats.skipped += 1;
+                    let len = self.history.len();
+                    self.stages.iter_mut().for_each(|stage| stage.held = len);
                     return Ok(next);
                 }
                 // The prefix is in the sessions, but running the prompt again is right in any case.
                 Err(error) => tracing::warn!(%error, "the tail of a replay gave no token; running the prompt"),
             }
         }
-        let next = self.run(0, want).await?;
+        let next = self.run(want).await?;
         self.replay.stats.prefilled += 1;
         self.capture(&prompt);
         Ok(next)
@@ -202,7 +207,7 @@ impl Pipeline {
     async fn ask(&self, prompt: &Prompt) -> Vec<Option<Hit>> {
         let ask = |(stage, key)| async move {
             let stage: &Stage = stage;
-            match stage.client.replay(key, &prompt.conditions, Some(self.session())).await {
+            match stage.client.replay(key, &prompt.conditions, Some(&stage.session)).await {
                 Ok(hit) => hit.filter(|hit| hit.tail.len() == stage.hello.model.hidden_dim),
                 Err(error) => {
                     tracing::debug!(%error, "no replay");
@@ -211,6 +216,29 @@ impl Pipeline {
             }
         };
         join_all(self.stages().iter().zip(&prompt.keys).map(ask)).await
+    }
+
+    /// Has a station that lost its session, or took over from another, put the first prompt back from its own cache.
+    /// Returns how many positions it then holds.
+    pub(super) async fn restore(&mut self, index: usize) -> Option<usize> {
+        let len = self.replay.prompt_len;
+        // One position must be left to run, or nothing would come out.
+        if !self.replay.enabled || len >= self.history.len() {
+            return None;
+        }
+        let prompt = self.prompt(self.history.get(..len)?)?;
+        let (stage, key) = (self.stages.get(index)?, prompt.keys.get(index)?);
+        match stage.client.replay(key, &prompt.conditions, Some(&stage.session)).await {
+            Ok(hit) => {
+                hit?;
+                self.replay.stats.restored += 1;
+                Some(len)
+            }
+            Err(error) => {
+                tracing::debug!(%error, "no replay");
+                None
+            }
+        }
     }
 
     /// Applies the last station's head to its output at the last position of the prompt.
@@ -235,12 +263,11 @@ impl Pipeline {
         if self.replay.captures.len() >= MAX_CAPTURES {
             return;
         }
-        self.replay.captured_len = self.history().len();
-        let session = self.session().to_owned();
-        let clients: Vec<Client> = self.stages().iter().map(|stage| stage.client.clone()).collect();
-        self.replay.stats.captures += clients.len() as u64;
-        for (client, key) in clients.into_iter().zip(&prompt.keys) {
-            let (key, conditions, session) = (*key, prompt.conditions.clone(), session.clone());
+        self.replay.captured_len = self.history.len();
+        self.replay.stats.captures += self.stages.len() as u64;
+        for (stage, key) in self.stages.iter().zip(&prompt.keys) {
+            let (client, session) = (stage.client.clone(), stage.session.clone());
+            let (key, conditions) = (*key, prompt.conditions.clone());
             self.replay.captures.spawn(async move {
                 if let Err(error) = client.capture_session(&key, &conditions, &session).await {
                     tracing::info!(%error, "prompt was not captured");
@@ -258,6 +285,8 @@ pub(super) struct Replaying {
     captures: tokio::task::JoinSet<()>,
     /// Positions that the captures under way are about.
     captured_len: usize,
+    /// Positions of the session's first prompt.
+    prompt_len: usize,
 }
 
 impl Replaying {

@@ -28,6 +28,15 @@ impl Sampler {
         Self { sampling, rng: ChaCha8Rng::seed_from_u64(sampling.seed) }
     }
 
+    /// Goes on where a sampler with the same seed is after so many tokens.
+    pub fn skip(&mut self, tokens: usize) {
+        if !self.is_greedy() {
+            (0..tokens).for_each(|_| {
+                uniform(&mut self.rng);
+            });
+        }
+    }
+
     /// Whether the most likely token is taken, so that no logits are needed.
     #[must_use]
     pub fn is_greedy(&self) -> bool {
@@ -81,6 +90,17 @@ mod tests {
         assert!(draws(0.0, 1.0, 1).iter().all(|id| *id == 7));
         assert_eq!(draws(0.8, 1.0, 5), draws(0.8, 1.0, 5));
         assert_ne!(draws(0.8, 1.0, 5), draws(0.8, 1.0, 6));
+    }
+
+    #[test]
+    fn a_sampler_that_skips_goes_on_where_another_is() {
+        for temperature in [0.0, 1.0] {
+            let sampling = Sampling { temperature, top_p: 0.9, seed: 4 };
+            let mut sampler = Sampler::new(sampling);
+            sampler.skip(150);
+            let rest: Vec<u32> = (0..250).map(|_| sampler.choose(&[7, 8, 9], &[2.0, 1.0, -5.0]).unwrap()).collect();
+            assert_eq!(rest, draws(temperature, 0.9, 4)[150..]);
+        }
     }
 
     #[test]

@@ -48,6 +48,11 @@ pub enum UpstreamError {
     },
 }
 
+/// The original station may do one thing at a time, and answer HEALTH no sooner than what it is busy with.
+fn options() -> ClientOptions {
+    ClientOptions { health_interval: None, ..ClientOptions::default() }
+}
+
 /// The upstream backend.
 #[derive(Debug)]
 pub struct Upstream {
@@ -70,7 +75,7 @@ impl Upstream {
         layers: Option<Range<u32>>,
     ) -> Result<Self, UpstreamError> {
         let address: StationAddress = station.parse()?;
-        let client = Client::connect(&address, ClientOptions::default()).await?;
+        let client = Client::connect(&address, options()).await?;
         let info = match client.hello().await {
             Ok(hello) => {
                 let mismatch = |what, expected: String, got: String| {
@@ -140,7 +145,7 @@ impl Upstream {
                 match client.request(route, meta, body).await {
                     // The connection of an earlier request may have ended meanwhile: one new one is tried.
                     Err(ClientError::Closed { .. }) => {
-                        let fresh = Client::connect(&self.address, ClientOptions::default()).await?;
+                        let fresh = Client::connect(&self.address, options()).await?;
                         *self.client.lock().unwrap_or_else(PoisonError::into_inner) = fresh.clone();
                         fresh.request(route, meta, body).await
                     }

@@ -3,6 +3,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part")]
 #![allow(clippy::unwrap_used, reason = "a test stops at its first failure")]
 
+pub mod netns;
 pub mod slow;
 pub mod wire;
 

@@ -418,7 +418,10 @@ async fn an_answer_of_other_layers_is_not_passed_on() {
             seen
         })
         .await;
-        assert!(matches!(&error, ClientError::BadReply { problem, .. } if problem.contains("layers")), "{error}");
+        assert!(
+            matches!(error.cause(), ClientError::BadReply { problem, .. } if problem.contains("layers")),
+            "{error}"
+        );
     }
 }
 
@@ -434,7 +437,8 @@ async fn components_that_are_not_what_was_asked_for_are_not_passed_on() {
             seen
         })
         .await;
-        let is_bad_reply = matches!(&error, ClientError::BadReply { problem, .. } if problem.contains("components"));
+        let is_bad_reply =
+            matches!(error.cause(), ClientError::BadReply { problem, .. } if problem.contains("components"));
         assert!(is_bad_reply, "byte {at}: {error}");
     }
 }
