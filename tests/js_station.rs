@@ -1,0 +1,201 @@
+//! The seed's Phase A loop: residuals of the demo model go from this side, compressed, to the receiver in JavaScript, which
+//! lifts them with its own copy of the basis.
+//!
+//! Skips itself, and says why, where Node or the built package (`proto/js/dist`) is absent; with `AEON_REQUIRE_JS` set that
+//! is a failure.
+#![allow(clippy::unwrap_used)] // a fault of the set-up is a failed test
+
+use std::{
+    io::{BufRead as _, BufReader},
+    path::Path,
+    process::{Child, Command, Stdio},
+};
+
+use aeon_proto::{kernel, pcar::PcarBody, residual, route::Route, status::Status};
+use aeon_station::{
+    basis::BasisFile,
+    client::{Client, ClientError, ClientOptions, CompressionPolicy, StationAddress, compress_residuals},
+    demo,
+    model::{CancelToken, LayerRange as _},
+};
+
+const TOKENS: usize = 128;
+/// Half of the demo model is before this boundary.
+const BOUNDARY: u32 = 3;
+/// Positions of one request; several, so that the session goes on.
+const CHUNK: usize = 32;
+/// What the seed asks of the mean over 128 tokens.
+const PASS_BAR: f64 = 0.94;
+
+/// The receiver, ended when the test is.
+struct Receiver {
+    child: Child,
+    udp: String,
+}
+
+impl Receiver {
+    fn start(root: &Path, socket: &Path) -> Self {
+        let mut child = Command::new("node")
+            .arg(root.join("proto/js/station/main.js"))
+            .args(["--dim", "128", "--layers", "3..6", "--udp", "127.0.0.1:0", "--socket"])
+            .arg(socket)
+            .arg("--bases")
+            .arg(root.join("bases/demo"))
+            .arg("--methodologies")
+            .arg(root.join("bases/methodologies"))
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        lines.read_line(&mut line).unwrap();
+        let udp = line.split(' ').find_map(|word| word.strip_prefix("udp="));
+        let udp = udp.unwrap_or_else(|| panic!("no ready line: {line:?}")).to_owned();
+        // Goes on reading, so that the receiver never waits for a full pipe.
+        std::thread::spawn(move || lines.lines().map_while(Result::ok).for_each(|line| eprintln!("receiver: {line}")));
+        Self { child, udp }
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Why the test cannot run here, if it cannot.
+fn missing(root: &Path) -> Option<String> {
+    if Command::new("node").arg("--version").stdout(Stdio::null()).status().is_err() {
+        return Some("node is not installed".to_owned());
+    }
+    let needed = ["proto/js/dist/aeon_proto_bg.wasm", "proto/js/node_modules/@noble/hashes/package.json"];
+    let absent = needed.into_iter().find(|path| !root.join(path).exists())?;
+    Some(format!("{absent} is not there: run npm install and npm run build in proto/js"))
+}
+
+/// What layers 0..3 of the demo model make of the first tokens of a text that it has not seen: `[TOKENS, d]`.
+fn residuals() -> (Vec<f32>, usize) {
+    let model = demo::load(Some(0..BOUNDARY)).unwrap();
+    let ids = demo::tokenizer().unwrap().encode(demo::HELD_OUT, true).unwrap();
+    let embedded = model.embed(&ids[..TOKENS]).unwrap();
+    let mut cache = model.new_cache();
+    let residuals = model.forward(cache.as_mut(), embedded, &CancelToken::default()).unwrap();
+    (residuals, model.info().hidden_dim)
+}
+
+fn demo_basis() -> std::sync::Arc<BasisFile> {
+    let set = demo::bases().unwrap();
+    let basis = std::sync::Arc::clone(set.bases().next().unwrap());
+    basis
+}
+
+fn lift(body: &[u8], basis: &BasisFile) -> Vec<f32> {
+    let body = PcarBody::decode(body).unwrap();
+    let part = basis.boundary(BOUNDARY).unwrap();
+    let mut components = Vec::new();
+    body.read_components(&mut components);
+    let mut lifted = vec![0.0; body.seq() * part.mean.len()];
+    let rows = part.prefix(body.k() as usize).unwrap();
+    kernel::Kernel::REFERENCE.lift_batch(part.mean, rows, &components, &mut lifted).unwrap();
+    lifted
+}
+
+fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+fn expect_vent(result: Result<aeon_station::client::Reply, ClientError>, status: Status) -> ClientError {
+    let error = result.unwrap_err();
+    assert_eq!(error.status(), Some(status), "{error}");
+    error
+}
+
+#[tokio::test]
+async fn residuals_compressed_here_are_lifted_there_to_the_same_bits() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    if let Some(reason) = missing(root) {
+        assert!(std::env::var_os("AEON_REQUIRE_JS").is_none(), "{reason}");
+        eprintln!("skipped: {reason}");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("receiver.sock");
+    let receiver = Receiver::start(root, &socket);
+    let (raw, d) = residuals();
+    let basis = demo_basis();
+
+    for address in [StationAddress::Unix(socket), StationAddress::Udp(receiver.udp.clone())] {
+        let client = Client::connect(&address, ClientOptions::default()).await.unwrap();
+        let hello = client.hello().await.unwrap();
+        assert_eq!((hello.model.hidden_dim, hello.layers, &*hello.boundaries), (128, [3, 6], &[3][..]));
+        // A sender compresses only if the receiver has the same file, by its BLAKE3.
+        let remote = hello.basis(basis.basis_fp()).expect("the receiver lists the basis");
+        assert_eq!(remote.blake3, basis.blake3().to_hex().as_str());
+        let k = remote.k_at(BOUNDARY);
+        let policy = CompressionPolicy::of(&basis, k);
+
+        let mut lifted_there = Vec::new();
+        for (n, chunk) in raw.chunks(CHUNK * d).enumerate() {
+            let mut body = Vec::new();
+            compress_residuals(chunk, BOUNDARY, &policy, &basis, &mut body).unwrap();
+            let reply = client
+                .request(
+                    Route::FORWARD_PCA,
+                    |meta| {
+                        meta.string("session", "phase-a").unsigned("pos", (n * CHUNK) as u64);
+                    },
+                    &body,
+                )
+                .await
+                .unwrap();
+            assert_eq!(reply.number("pos"), Some((n * CHUNK) as u64));
+            assert_eq!((reply.number("seq"), reply.string("body")), (Some(CHUNK as u64), Some("f32".to_owned())));
+            let there = residual::decode_f32s(&reply.body).unwrap().into_owned();
+            assert_eq!(bits(&there), bits(&lift(&body, &basis)), "the lift of chunk {n} has other bits over {address}");
+            lifted_there.extend(there);
+        }
+        let cosines: Vec<f64> = raw.chunks(d).zip(lifted_there.chunks(d)).map(|(raw, there)| cosine(raw, there)).collect();
+        assert_eq!(cosines.len(), TOKENS);
+        let mean = cosines.iter().sum::<f64>() / TOKENS as f64;
+        let min = cosines.iter().copied().fold(f64::INFINITY, f64::min);
+        println!(
+            "phase A over {address}: {TOKENS} tokens, d {d}, k {k}, {} of {} bytes a token, cosine mean {mean:.6} min {min:.6}",
+            24 + 4 * k,
+            4 * d,
+        );
+        assert!(mean >= PASS_BAR, "mean cosine {mean}");
+
+        // Raw residuals come back as they went, and the session goes on where it ended.
+        let go_on = |pos: usize| {
+            let client = &client;
+            let body: Vec<u8> = raw[..d].iter().flat_map(|value| value.to_le_bytes()).collect();
+            async move {
+                let meta = |meta: &mut aeon_proto::payload::MetaWriter<'_, '_>| {
+                    meta.string("session", "phase-a").unsigned("pos", pos as u64);
+                };
+                (client.request(Route::FORWARD, meta, &body).await, body)
+            }
+        };
+        let vent = expect_vent(go_on(TOKENS + 1).await.0, Status::CONFLICT);
+        assert_eq!(vent.vent_number("expected_pos"), Some(TOKENS as u64));
+        let (reply, body) = go_on(TOKENS).await;
+        assert_eq!(reply.unwrap().body, body);
+
+        // A basis that the receiver does not have is a 412 that lists what it has; the raw request stands in for it.
+        let mut body = Vec::new();
+        compress_residuals(&raw[..d], BOUNDARY, &policy, &basis, &mut body).unwrap();
+        body[20] ^= 1;
+        let vent = expect_vent(client.request(Route::FORWARD_PCA, |_| {}, &body).await, Status::PRECONDITION_FAILED);
+        assert!(vent.to_string().contains("basis fingerprint mismatch"), "{vent}");
+        body[20] ^= 1;
+        body[16] ^= 1;
+        let vent = expect_vent(client.request(Route::FORWARD_PCA, |_| {}, &body).await, Status::PRECONDITION_FAILED);
+        assert_eq!(vent.vent_string("methodology"), Some(format!("0x{:08x}", basis.methodology())));
+    }
+}
