@@ -75,6 +75,12 @@ try {
 
 const close = [];
 const ready = [];
+// Before the ready line: whoever waits for it may end this process at once.
+for (const signal of ['SIGTERM', 'SIGINT']) {
+  process.on(signal, () => {
+    Promise.all(close.map((end) => end())).then(() => process.exit(0));
+  });
+}
 try {
   if (given.socket !== undefined) {
     close.push(await listenUnix(station, given.socket));
@@ -91,9 +97,3 @@ try {
   fail(error.message, 1);
 }
 console.error(`ready ${ready.join(' ')} model=identity:${station.hiddenDim} layers=${layers[0]}..${layers[1]}`);
-
-for (const signal of ['SIGTERM', 'SIGINT']) {
-  process.on(signal, () => {
-    Promise.all(close.map((end) => end())).then(() => process.exit(0));
-  });
-}

@@ -4,7 +4,7 @@ import { chmodSync, lstatSync, unlinkSync } from 'node:fs';
 import dgram from 'node:dgram';
 import net from 'node:net';
 
-import { FrameError, FrameReader, PREFIX_LEN, decodeFrame } from 'aeon-proto';
+import { Flags, FrameError, FrameReader, PREFIX_LEN, decodeFrame } from 'aeon-proto';
 
 import { MAX_DATAGRAM, Peer } from './station.js';
 
@@ -12,6 +12,9 @@ import { MAX_DATAGRAM, Peer } from './station.js';
 const HALF_FRAME_MS = 10_000;
 /** Requests in flight on one connection before it is read no further. */
 const MAX_CONNECTION_IN_FLIGHT = 64;
+/** Bytes and number of the requests behind them that are read to find cancels. */
+const MAX_BACKLOG = 64 << 10;
+const MAX_BACKLOG_FRAMES = 1024;
 const MAX_CONNECTIONS = 1024;
 /** The longest path of a Unix socket on Linux. */
 const MAX_PATH = 107;
@@ -53,7 +56,11 @@ export async function listenUnix(station, path, { halfFrameMs = HALF_FRAME_MS, m
 function serve(station, socket, halfFrameMs) {
   const reader = new FrameReader({ maxFrame: station.limits.maxFrame });
   const peer = new Peer({ maxReply: station.limits.maxFrame });
-  let ended = false;
+  // Requests that wait because too many are in flight; they are read only to find cancels behind them.
+  const backlog = [];
+  let backlogBytes = 0;
+  let hasEnded = false;
+  let isRefused = false;
   let timer;
 
   const send = (bytes) => {
@@ -62,69 +69,89 @@ function serve(station, socket, halfFrameMs) {
   };
   // Says once what is wrong with the stream, and reads no more of it.
   const refuse = (streamId, sequence, status, message, fields) => {
-    clearTimeout(timer);
-    ended = true;
+    isRefused = true;
     send(station.vent(streamId, sequence, status, message, fields));
     // A peer that does not read its answers must not keep the connection.
+    clearTimeout(timer);
     timer = setTimeout(() => socket.destroy(), halfFrameMs);
     finish();
   };
+  // What came before is still answered.
   const finish = () => {
-    // What is in flight is still answered.
-    if (peer.inFlight.size === 0 && !socket.writableEnded) socket.end(() => socket.destroy());
+    const isDone = peer.inFlight.size === 0 && backlog.length === 0;
+    if ((isRefused || hasEnded) && isDone && !socket.writableEnded) socket.end(() => socket.destroy());
   };
   const watch = () => {
     clearTimeout(timer);
-    if (ended || reader.pending === 0) return;
+    if (isRefused || hasEnded || reader.pending === 0) return;
     const ms = halfFrameMs * (1 + Math.floor(reader.pending / (1 << 20)));
     timer = setTimeout(() => {
       refuse(0, 0, 400, `half a frame: ${reader.pending} bytes of it came in ${ms} ms`);
     }, ms);
   };
-  const isBlocked = () => socket.writableNeedDrain || peer.inFlight.size >= MAX_CONNECTION_IN_FLIGHT;
+  const take = (frame) => {
+    if (peer.inFlight.size < MAX_CONNECTION_IN_FLIGHT) return station.handle(frame, peer, send);
+    if (frame.flags & Flags.VENT) {
+      const at = backlog.findIndex(({ streamId, sequence }) => streamId === frame.streamId && sequence === frame.sequence);
+      if (at < 0) return station.handle(frame, peer, send);
+      const [{ streamId, sequence, payload }] = backlog.splice(at, 1);
+      backlogBytes -= payload.length;
+      return send(station.vent(streamId, sequence, 499, 'cancelled'));
+    }
+    backlog.push(frame);
+    backlogBytes += frame.payload.length;
+    return undefined;
+  };
+  const isBlocked = () =>
+    socket.writableNeedDrain ||
+    (peer.inFlight.size >= MAX_CONNECTION_IN_FLIGHT && (backlogBytes >= MAX_BACKLOG || backlog.length >= MAX_BACKLOG_FRAMES));
   const read = () => {
-    if (ended) return;
+    while (backlog.length > 0 && peer.inFlight.size < MAX_CONNECTION_IN_FLIGHT && !socket.writableNeedDrain) {
+      const frame = backlog.shift();
+      backlogBytes -= frame.payload.length;
+      station.handle(frame, peer, send);
+    }
+    if (isRefused) return finish();
     try {
       while (!isBlocked()) {
         const frame = reader.next();
         if (frame === undefined) break;
-        station.handle(frame, peer, send);
+        take(frame);
       }
     } catch (error) {
       if (!(error instanceof FrameError)) throw error;
       const { streamId, sequence, max } = error.details;
       if (error.code === 'FrameTooLarge') refuse(streamId, sequence, 413, error.message, { max_frame: max });
       else refuse(streamId, sequence, 400, error.message);
-      return;
+      return undefined;
     }
     if (isBlocked()) {
-      // Its reader is slow or its requests take long: nothing more is read until there is room. Cancels wait too.
+      // Its reader is slow or its requests take long: nothing more is read until there is room.
       clearTimeout(timer);
       socket.pause();
-      return;
+      return undefined;
     }
     if (socket.isPaused()) socket.resume();
     watch();
+    return finish();
   };
-  peer.onSettled = () => {
-    if (ended) finish();
-    else read();
-  };
+  peer.onSettled = read;
   socket.on('data', (chunk) => {
-    if (ended) return;
+    if (isRefused) return;
     reader.push(chunk);
     read();
   });
   socket.on('drain', read);
   socket.on('end', () => {
-    clearTimeout(timer);
-    ended = true;
+    hasEnded = true;
+    if (!isRefused) clearTimeout(timer);
     finish();
   });
   socket.on('error', () => {});
   socket.on('close', () => {
     clearTimeout(timer);
-    ended = true;
+    isRefused = true;
+    backlog.length = 0;
     station.forget(peer);
   });
 }

@@ -159,8 +159,7 @@ export class Station {
         this.counters.dropped.stale += 1;
         this.#finishCopy(copy, undefined);
       };
-      if (route === Route.RESET) this.#reset(call);
-      else this.#start(call, frame, peer);
+      this.#start(call, frame, peer);
     } catch (error) {
       refuse(error);
     }
@@ -186,6 +185,8 @@ export class Station {
     if (route === Route.RESET) {
       if (session === undefined) throw new Vent(400, 'RESET needs a session');
       checkFp48(meta, body);
+      call.isReset = true;
+      call.pos = undefined;
       return call;
     }
     if (meta.out === 'token' || (!isPca && meta.in === 'ids')) {
@@ -278,16 +279,13 @@ export class Station {
     throw new Vent(400, 'none of the accepted body kinds is supported; this station answers with f32');
   }
 
-  #reset(call) {
-    const session = this.#sessions.get(call.session);
-    if (call.sender !== undefined && session?.isStale(call.sender, call.sequence)) return call.drop();
-    // Work of the session that was there before still answers; what comes later begins anew.
-    this.#sessions.reset(call.session);
-    call.answer(withFp48({ status: 200 }, call, undefined));
-  }
-
   /** Runs a call, or puts it behind what its session has to do first. */
   #start(call, frame, peer) {
+    const { isReset } = call;
+    if (isReset && this.#sessions.get(call.session) === undefined) {
+      this.#sessions.reset(call.session);
+      return call.answer(withFp48({ status: 200 }, call));
+    }
     const session = call.session === undefined ? undefined : this.#sessions.open(call.session, call.pos, Date.now());
     if (this.#inFlight >= this.limits.maxInFlight || this.#inFlightBytes + call.body.length > this.limits.maxInFlightBytes) {
       const message = `overloaded: ${this.#inFlight} requests of ${this.#inFlightBytes} bytes are waiting`;
@@ -296,7 +294,10 @@ export class Station {
     const run = () => this.#run(call, session);
     const waiting = session?.last;
     const result = waiting === undefined ? run() : waiting.then(run);
-    if (result === undefined) return;
+    if (result === undefined) {
+      if (isReset) this.#sessions.reset(call.session);
+      return undefined;
+    }
     // It takes time: from here on it can be cancelled, and its session's next request waits for it.
     const key = `${frame.streamId}:${frame.sequence}`;
     peer.inFlight.set(key, call);
@@ -306,10 +307,14 @@ export class Station {
       if (peer.inFlight.get(key) === call) peer.inFlight.delete(key);
       this.#inFlight -= 1;
       this.#inFlightBytes -= call.body.length;
-      if (session?.last === done) session.last = undefined;
+      if (session?.last === done) {
+        session.last = undefined;
+        if (isReset) this.#sessions.reset(call.session);
+      }
       peer.onSettled?.();
     });
     if (session !== undefined) session.last = done;
+    return undefined;
   }
 
   /** Does the work of a call. Returns a promise only if the function of the station does. */
@@ -319,6 +324,11 @@ export class Station {
       let begin = 0;
       if (session !== undefined) {
         if (call.sender !== undefined && session.isStale(call.sender, call.sequence)) return call.drop();
+        if (call.isReset) {
+          // What is already behind it begins anew.
+          session.length = 0;
+          return call.answer(withFp48({ status: 200 }, call));
+        }
         begin = call.pos ?? session.length;
         if (begin > session.length) throw positionVent(begin, session.length);
         checkContext(begin, call.seq);
@@ -441,12 +451,15 @@ const tooLarge = (len, max, peer) =>
     [peer.address === undefined ? 'max_frame' : 'max_datagram']: max,
   });
 
+/** What is wrong with the JSON of a meta. */
+const META_FAULTS = new Set(['Syntax', 'NotObject', 'DuplicateKey', 'TooDeep']);
+
 /** The vent of whatever was thrown. The cause of a fault of the station's own is not for the peer. */
 function ventOf(error) {
   if (error instanceof Vent) return error;
   if (error instanceof PcarError && error.code === 'LiftedNonFinite') return new Vent(422, error.message);
   if (error instanceof PcarError) return new Vent(400, `PCAR body: ${error.message}`);
-  if (error instanceof PayloadError) return new Vent(400, error.message);
+  if (error instanceof PayloadError) return new Vent(400, META_FAULTS.has(error.code) ? `meta: ${error.message}` : error.message);
   console.error('request failed:', error);
   return new Vent(500, "internal error; the station's log says more");
 }

@@ -45,7 +45,7 @@ test('frames', () => {
     // With its length in front, cut anywhere.
     const prefixed = encodePrefixedFrame(frame);
     assert.deepEqual(prefixed.subarray(4), encoded);
-    for (const cut of new Set([0, 1, 3, 4, 9, 13, 14, 15, prefixed.length - 1])) {
+    for (const cut of [0, 1, 3, 4, 9, 13, 14, 15, prefixed.length - 1].filter((cut) => cut < prefixed.length)) {
       const reader = new FrameReader();
       reader.push(prefixed.subarray(0, cut));
       assert.equal(reader.next(), undefined);

@@ -114,9 +114,7 @@ pub struct StreamOrder(fragment::StreamOrder<JsValue>);
 impl StreamOrder {
     /// The first sequence number is 0 unless given.
     #[wasm_bindgen(constructor)]
-    pub fn new(
-        #[wasm_bindgen(unchecked_optional_param_type = "number")] first: &JsValue,
-    ) -> Result<Self, JsValue> {
+    pub fn new(#[wasm_bindgen(unchecked_optional_param_type = "number")] first: &JsValue) -> Result<Self, JsValue> {
         let first = if first.is_undefined() { 0 } else { whole(first, "first", u32::MAX)? };
         Ok(Self(fragment::StreamOrder::starting_at(first)))
     }

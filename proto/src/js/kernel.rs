@@ -23,8 +23,7 @@ pub fn lift(
     #[wasm_bindgen(unchecked_param_type = "Float32Array")] components: &JsValue,
     #[wasm_bindgen(unchecked_optional_param_type = "number")] positions: &JsValue,
 ) -> Result<Float32Array, JsValue> {
-    let (mean, basis, components) =
-        (floats(mean, "mean")?, floats(basis, "basis")?, floats(components, "components")?);
+    let (mean, basis, components) = (floats(mean, "mean")?, floats(basis, "basis")?, floats(components, "components")?);
     let k = basis.len().checked_div(mean.len()).unwrap_or(0);
     let positions = match is_absent(positions) {
         true => components.len().checked_div(k).unwrap_or(1),
