@@ -28,4 +28,4 @@ fi
 
 cargo run --quiet --manifest-path bindgen/Cargo.toml --target-dir "$target/bindgen" --locked -- \
   "$target/$triple/wasm/aeon_proto.wasm" dist
-cp src/*.js src/*.d.ts dist/
+cp src/*.js src/*.d.ts "$root"/LICENSE-* dist/
