@@ -107,8 +107,7 @@ fn residuals() -> (Vec<f32>, usize) {
 
 fn demo_basis() -> Arc<BasisFile> {
     let set = demo::bases().unwrap();
-    let basis = Arc::clone(set.bases().next().unwrap());
-    basis
+    Arc::clone(set.bases().next().unwrap())
 }
 
 fn lift(body: &[u8], basis: &BasisFile) -> Vec<f32> {
@@ -317,6 +316,33 @@ fn the_receiver_answers_as_the_identity_backend_does() {
         (Route::FORWARD_PCA, String::new(), pcar(&|header| header.boundary = 2)),
         (Route::FORWARD_PCA, r#"{"fp48":"000000000000"}"#.to_owned(), pcar(&|header| header.basis_fp ^= 1)),
     ];
+    let ask = |there: &mut UnixStream, bytes: &[u8]| {
+        let request = Request { peer: &peer, frame: Frame::decode_exact(bytes).unwrap(), arrived: Instant::now() };
+        let mut expected = Vec::new();
+        let outcome = here.handle(request, &mut expected, || panic!("the identity backend answers at once"));
+        assert!(matches!(outcome, Outcome::Replied));
+        there.write_all(&(bytes.len() as u32).to_be_bytes()).unwrap();
+        there.write_all(bytes).unwrap();
+        let mut prefix = [0; 4];
+        there.read_exact(&mut prefix).unwrap();
+        let mut got = vec![0; u32::from_be_bytes(prefix) as usize];
+        there.read_exact(&mut got).unwrap();
+        (expected, got)
+    };
+    let text = |frame: &[u8]| {
+        let payload = Payload::decode(Frame::decode_exact(frame).unwrap().payload).unwrap();
+        payload.meta.to_owned()
+    };
+    let mut hello = Vec::new();
+    let mut frame = FrameWriter::new(&mut hello, Route::HELLO.0, 0, Flags::NONE);
+    frame.meta().string("content_type", "application/x-aeon-flow; v=1");
+    frame.finish().unwrap();
+    let (expected, got) = ask(&mut there, &hello);
+    let [expected, got]: [serde_json::Value; 2] =
+        [expected, got].map(|frame| serde_json::from_str(&text(&frame)).unwrap());
+    for key in ["status", "content_type", "model", "layers", "accepts", "limits", "bases"] {
+        assert_eq!(got[key], expected[key], "{key} of HELLO");
+    }
     let mut statuses = BTreeSet::new();
     for ((route, meta, body), sequence) in cases.into_iter().zip(1_u32..) {
         let mut bytes = Vec::new();
@@ -324,20 +350,7 @@ fn the_receiver_answers_as_the_identity_backend_does() {
         frame.meta_text(&meta);
         frame.body().extend_from_slice(&body);
         frame.finish().unwrap();
-        let request = Request { peer: &peer, frame: Frame::decode_exact(&bytes).unwrap(), arrived: Instant::now() };
-        let mut expected = Vec::new();
-        let outcome = here.handle(request, &mut expected, || panic!("the identity backend answers at once"));
-        assert!(matches!(outcome, Outcome::Replied));
-        there.write_all(&(bytes.len() as u32).to_be_bytes()).unwrap();
-        there.write_all(&bytes).unwrap();
-        let mut prefix = [0; 4];
-        there.read_exact(&mut prefix).unwrap();
-        let mut got = vec![0; u32::from_be_bytes(prefix) as usize];
-        there.read_exact(&mut got).unwrap();
-        let text = |frame: &[u8]| {
-            let payload = Payload::decode(Frame::decode_exact(frame).unwrap().payload).unwrap();
-            payload.meta.to_owned()
-        };
+        let (expected, got) = ask(&mut there, &bytes);
         assert_eq!(text(&got), text(&expected), "meta of the answer to {route} {meta}");
         assert_eq!(got, expected, "answer to {route} {meta}");
         let status = text(&got).split([':', ',', '}']).nth(1).unwrap().to_owned();

@@ -10,7 +10,10 @@ const RUNS = 2000;
 // Normal numbers, as residuals are; a fixed generator, so that runs compare.
 let state = 1;
 const random = () => (state = (Math.imul(state, 1664525) + 1013904223) >>> 0) / 2 ** 32;
-const tailResidual = Float32Array.from({ length: WIDTH }, () => Math.sqrt(-2 * Math.log(random() || 1)) * Math.cos(2 * Math.PI * random()));
+const tailResidual = Float32Array.from(
+  { length: WIDTH },
+  () => Math.sqrt(-2 * Math.log(random() || 1)) * Math.cos(2 * Math.PI * random()),
+);
 const bytes = new Uint8Array(tailResidual.buffer);
 const blob = encodeAmplituhedronReply({ hit: true, tailResidual });
 
@@ -31,11 +34,23 @@ const floor = measure(() => bytes.slice());
 const json = measure(() => JSON.stringify(Array.from(tailResidual)));
 const show = (name, { p50, p99 }) => {
   const verdict = `${p50 <= BOUND ? 'within' : 'over'} the bound of ${BOUND} µs`;
-  console.log(`${name}: p50 ${p50.toFixed(1)} µs, p99 ${p99.toFixed(1)} µs, ${(p50 / floor.p50).toFixed(1)} x a copy, `
-    + `${(p50 / json.p50).toFixed(3)} x JSON.stringify, ${verdict}`);
+  console.log(
+    `${name}: p50 ${p50.toFixed(1)} µs, p99 ${p99.toFixed(1)} µs, ${(p50 / floor.p50).toFixed(1)} x a copy, ` +
+      `${(p50 / json.p50).toFixed(3)} x JSON.stringify, ${verdict}`,
+  );
 };
-console.log(`a tail residual of ${WIDTH} f32: ${bytes.length} bytes raw, ${blob.length} bytes as a BWAH reply; node ${process.version}`);
-console.log(`copy of the same bytes: p50 ${floor.p50.toFixed(2)} µs; JSON.stringify of the values: p50 ${json.p50.toFixed(0)} µs`);
-show('P2 encode', measure(() => encodeAmplituhedronReply({ hit: true, tailResidual })));
-show('P3 decode', measure(() => decodeAmplituhedronReply(blob).tailResidual));
+console.log(
+  `a tail residual of ${WIDTH} f32: ${bytes.length} bytes raw, ${blob.length} bytes as a BWAH reply; node ${process.version}`,
+);
+console.log(
+  `copy of the same bytes: p50 ${floor.p50.toFixed(2)} µs; JSON.stringify of the values: p50 ${json.p50.toFixed(0)} µs`,
+);
+show(
+  'P2 encode',
+  measure(() => encodeAmplituhedronReply({ hit: true, tailResidual })),
+);
+show(
+  'P3 decode',
+  measure(() => decodeAmplituhedronReply(blob).tailResidual),
+);
 if (sink === -1) console.log(sink);

@@ -1,8 +1,16 @@
 // What every entry of the package exports.
 
 export {
-  AeonProtoError, BWAHDecodeError, BwDecodeError, FragmentError, FrameError, KernelError, MethodologyError, PayloadError,
-  PcabError, PcarError,
+  AeonProtoError,
+  BWAHDecodeError,
+  BwDecodeError,
+  FragmentError,
+  FrameError,
+  KernelError,
+  MethodologyError,
+  PayloadError,
+  PcabError,
+  PcarError,
 } from './errors.js';
 export * from './constants.js';
 export { FrameReader } from './stream.js';

@@ -14,18 +14,43 @@ export class AeonProtoError extends Error {
 }
 
 // Names are written out: a minifier renames classes.
-export class FrameError extends AeonProtoError { static className = 'FrameError'; }
-export class PayloadError extends AeonProtoError { static className = 'PayloadError'; }
-export class PcarError extends AeonProtoError { static className = 'PcarError'; }
-export class PcabError extends AeonProtoError { static className = 'PcabError'; }
-export class KernelError extends AeonProtoError { static className = 'KernelError'; }
-export class MethodologyError extends AeonProtoError { static className = 'MethodologyError'; }
-export class FragmentError extends AeonProtoError { static className = 'FragmentError'; }
-export class BwDecodeError extends AeonProtoError { static className = 'BwDecodeError'; }
-export class BWAHDecodeError extends AeonProtoError { static className = 'BWAHDecodeError'; }
+export class FrameError extends AeonProtoError {
+  static className = 'FrameError';
+}
+export class PayloadError extends AeonProtoError {
+  static className = 'PayloadError';
+}
+export class PcarError extends AeonProtoError {
+  static className = 'PcarError';
+}
+export class PcabError extends AeonProtoError {
+  static className = 'PcabError';
+}
+export class KernelError extends AeonProtoError {
+  static className = 'KernelError';
+}
+export class MethodologyError extends AeonProtoError {
+  static className = 'MethodologyError';
+}
+export class FragmentError extends AeonProtoError {
+  static className = 'FragmentError';
+}
+export class BwDecodeError extends AeonProtoError {
+  static className = 'BwDecodeError';
+}
+export class BWAHDecodeError extends AeonProtoError {
+  static className = 'BWAHDecodeError';
+}
 
 const classes = {
-  FrameError, PayloadError, PcarError, PcabError, KernelError, MethodologyError, FragmentError, BwDecodeError,
+  FrameError,
+  PayloadError,
+  PcarError,
+  PcabError,
+  KernelError,
+  MethodologyError,
+  FragmentError,
+  BwDecodeError,
   BWAHDecodeError,
 };
 

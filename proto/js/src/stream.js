@@ -33,7 +33,8 @@ export class FrameReader {
     if (this.#end + chunk.length > this.#buffer.length) {
       let target = this.#buffer;
       // The buffer grows with what has come, never with what a header announces.
-      if (needed > target.length || target.length > 4 * needed + 65536) target = new Uint8Array(Math.max(1024, 2 * needed));
+      if (needed > target.length || target.length > 4 * needed + 65536)
+        target = new Uint8Array(Math.max(1024, 2 * needed));
       target.set(this.#buffer.subarray(this.#start, this.#end));
       [this.#buffer, this.#end, this.#start] = [target, this.pending, 0];
     }

@@ -59,7 +59,8 @@ export class Bases {
   static load(folder, methodologies = join(folder, 'methodologies')) {
     const bases = new Bases();
     for (const file of readdirSync(methodologies, { recursive: true }).map(String).sort()) {
-      if (file.endsWith('.json')) inFile(join(methodologies, file), (bytes) => bases.addMethodology(bytes.toString('utf8')));
+      if (file.endsWith('.json'))
+        inFile(join(methodologies, file), (bytes) => bases.addMethodology(bytes.toString('utf8')));
     }
     for (const file of readdirSync(folder).sort()) {
       if (file.endsWith('.pcab')) inFile(join(folder, file), (bytes) => bases.addBasis(bytes));

@@ -8,6 +8,8 @@ export class Bases {
   addBasis(bytes: Uint8Array): Basis;
   /** Adds a methodology spec, given as JSON text or as an object. */
   addMethodology(spec: string | object): Methodology;
+  /** Fingerprints of the basis files. */
+  readonly fingerprints: number[];
 }
 
 /** What came in one request. */
@@ -68,10 +70,14 @@ export class Station {
 
 /** Listens on a Unix socket; resolves to a function that closes it and all its connections. */
 export function listenUnix(
-  station: Station, path: string, options?: { halfFrameMs?: number; maxConnections?: number },
+  station: Station,
+  path: string,
+  options?: { halfFrameMs?: number; maxConnections?: number },
 ): Promise<() => Promise<void>>;
 
 /** Listens on UDP, for loopback peers only: datagrams of others are counted and dropped. */
 export function listenUdp(
-  station: Station, address: string, port: number,
+  station: Station,
+  address: string,
+  port: number,
 ): Promise<{ address: { address: string; port: number }; close: () => Promise<void> }>;

@@ -39,8 +39,15 @@ function options() {
   try {
     return parseArgs({
       options: {
-        dim: string, socket: string, udp: string, bases: string, methodologies: string, layers: string,
-        'n-layers': string, 'config-fp': string, help: { type: 'boolean', short: 'h' },
+        dim: string,
+        socket: string,
+        udp: string,
+        bases: string,
+        methodologies: string,
+        layers: string,
+        'n-layers': string,
+        'config-fp': string,
+        help: { type: 'boolean', short: 'h' },
       },
     }).values;
   } catch (error) {
@@ -55,7 +62,10 @@ if (given.help) {
 }
 if (endianness() !== 'LE') fail('this machine is big-endian, residuals are not', 1);
 if (given.socket === undefined && given.udp === undefined) fail('nothing to listen on: give --socket or --udp');
-const layers = /^(\d{1,5})\.\.(\d{1,5})$/.exec(given.layers ?? '0..1')?.slice(1).map(Number);
+const layers = /^(\d{1,5})\.\.(\d{1,5})$/
+  .exec(given.layers ?? '0..1')
+  ?.slice(1)
+  .map(Number);
 if (layers === undefined) fail(`--layers must be LO..HI, got ${given.layers}`);
 const udp = given.udp === undefined ? undefined : /^\[?([^\]]+?)\]?:(\d{1,5})$/.exec(given.udp);
 if (udp === null) fail(`--udp must be ADDR:PORT, got ${given.udp}`);

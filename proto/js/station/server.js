@@ -20,7 +20,11 @@ const MAX_CONNECTIONS = 1024;
 const MAX_PATH = 107;
 
 /** Listens on a Unix socket; resolves to a function that closes it and all its connections. */
-export async function listenUnix(station, path, { halfFrameMs = HALF_FRAME_MS, maxConnections = MAX_CONNECTIONS } = {}) {
+export async function listenUnix(
+  station,
+  path,
+  { halfFrameMs = HALF_FRAME_MS, maxConnections = MAX_CONNECTIONS } = {},
+) {
   if (Buffer.byteLength(path) > MAX_PATH) {
     throw new RangeError(`socket path of ${Buffer.byteLength(path)} bytes, Linux takes at most ${MAX_PATH}: ${path}`);
   }
@@ -62,6 +66,7 @@ function serve(station, socket, halfFrameMs) {
   let hasEnded = false;
   let isRefused = false;
   let timer;
+  let frameBegan;
 
   const send = (bytes) => {
     if (socket.destroyed || socket.writableEnded) station.counters.send_errors += 1;
@@ -81,18 +86,28 @@ function serve(station, socket, halfFrameMs) {
     const isDone = peer.inFlight.size === 0 && backlog.length === 0;
     if ((isRefused || hasEnded) && isDone && !socket.writableEnded) socket.end(() => socket.destroy());
   };
+  // The time runs from the frame's beginning, so that single bytes do not stretch it; each MiB that came adds to it.
   const watch = () => {
     clearTimeout(timer);
-    if (isRefused || hasEnded || reader.pending === 0) return;
+    if (isRefused || hasEnded || reader.pending === 0) {
+      frameBegan = undefined;
+      return;
+    }
+    frameBegan ??= Date.now();
     const ms = halfFrameMs * (1 + Math.floor(reader.pending / (1 << 20)));
-    timer = setTimeout(() => {
-      refuse(0, 0, 400, `half a frame: ${reader.pending} bytes of it came in ${ms} ms`);
-    }, ms);
+    timer = setTimeout(
+      () => {
+        refuse(0, 0, 400, `half a frame: ${reader.pending} bytes of it came in ${ms} ms`);
+      },
+      Math.max(0, frameBegan + ms - Date.now()),
+    );
   };
   const take = (frame) => {
     if (peer.inFlight.size < MAX_CONNECTION_IN_FLIGHT) return station.handle(frame, peer, send);
     if (frame.flags & Flags.VENT) {
-      const at = backlog.findIndex(({ streamId, sequence }) => streamId === frame.streamId && sequence === frame.sequence);
+      const at = backlog.findIndex(
+        ({ streamId, sequence }) => streamId === frame.streamId && sequence === frame.sequence,
+      );
       if (at < 0) return station.handle(frame, peer, send);
       const [{ streamId, sequence, payload }] = backlog.splice(at, 1);
       backlogBytes -= payload.length;
@@ -104,7 +119,8 @@ function serve(station, socket, halfFrameMs) {
   };
   const isBlocked = () =>
     socket.writableNeedDrain ||
-    (peer.inFlight.size >= MAX_CONNECTION_IN_FLIGHT && (backlogBytes >= MAX_BACKLOG || backlog.length >= MAX_BACKLOG_FRAMES));
+    (peer.inFlight.size >= MAX_CONNECTION_IN_FLIGHT &&
+      (backlogBytes >= MAX_BACKLOG || backlog.length >= MAX_BACKLOG_FRAMES));
   const read = () => {
     while (backlog.length > 0 && peer.inFlight.size < MAX_CONNECTION_IN_FLIGHT && !socket.writableNeedDrain) {
       const frame = backlog.shift();
@@ -116,6 +132,7 @@ function serve(station, socket, halfFrameMs) {
       while (!isBlocked()) {
         const frame = reader.next();
         if (frame === undefined) break;
+        frameBegan = undefined;
         take(frame);
       }
     } catch (error) {
@@ -128,6 +145,7 @@ function serve(station, socket, halfFrameMs) {
     if (isBlocked()) {
       // Its reader is slow or its requests take long: nothing more is read until there is room.
       clearTimeout(timer);
+      frameBegan = undefined;
       socket.pause();
       return undefined;
     }

@@ -1,6 +1,6 @@
 // Sessions of a station that keeps no cache: the number of positions of each, and who changed it last.
 
-import { Vent } from './requests.js';
+import { Vent, positionVent } from './requests.js';
 
 const MAX_SESSIONS = 4096;
 /** Names of dropped sessions that are remembered, so that going on with one is refused and not begun anew. */
@@ -9,7 +9,7 @@ const MAX_DROPPED = 4096;
 const MAX_SENDERS = 8;
 
 /** Whether a comes before b in the serial order of RFC 1982. */
-const isBefore = (a, b) => a !== b && ((b - a) >>> 0) < 0x8000_0000;
+const isBefore = (a, b) => a !== b && (b - a) >>> 0 < 0x8000_0000;
 
 class Session {
   length = 0;
@@ -98,6 +98,3 @@ export class Sessions {
     if (this.#dropped.size > MAX_DROPPED) this.#dropped.delete(this.#dropped.values().next().value);
   }
 }
-
-export const positionVent = (got, expected) =>
-  new Vent(409, `pos ${got} asked for, the session goes on at ${expected}`, { expected_pos: expected });

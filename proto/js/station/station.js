@@ -5,30 +5,48 @@
 
 import { blake3 } from '@noble/hashes/blake3.js';
 import {
-  Flags, MAX_FRAME_LEN, PayloadError, PcarError, Route, decodePayload, decodePcar, encodeFrame, formatFingerprint,
-  fp48, parseFingerprint, parseRequestMeta, routeName, xxh64,
+  Flags,
+  MAX_FRAME_LEN,
+  Route,
+  decodePayload,
+  decodePcar,
+  encodeFrame,
+  formatFingerprint,
+  parseFingerprint,
+  parseRequestMeta,
+  routeName,
 } from 'aeon-proto';
 
 import { Bases } from './bases.js';
-import { Vent } from './requests.js';
-import { Sessions, positionVent } from './sessions.js';
+import { Copies } from './copies.js';
+import {
+  CONTENT_TYPE,
+  MAX_POSITION,
+  Vent,
+  asksForV1,
+  boundaryVent,
+  cancelled,
+  checkContext,
+  checkFinite,
+  checkFp48,
+  positionVent,
+  tooLarge,
+  ventOf,
+  withFp48,
+} from './requests.js';
+import { Sessions } from './sessions.js';
 
 /** The largest UDP datagram over IPv4. */
 export const MAX_DATAGRAM = 65_507;
 const VERSION = '0.1.0';
-const CONTENT_TYPE = 'application/x-aeon-flow';
 /** Fingerprints that a vent lists at most. */
 const MAX_HAVE = 64;
 /** More than header and meta of any success take. */
 const REPLY_OVERHEAD = 320;
-const MAX_POSITION = 1 << 24;
 const NEVER_ANSWERED = Flags.RESPONSE | Flags.ACK | Flags.FORK | Flags.RACE | Flags.FOLD;
 const RETRY_AFTER_MS = 250;
 /** The longest meta of a vent, so that it fits every carrier. */
 const MAX_VENT_META = 4096;
-/** Answers that are kept for copies of UDP requests. */
-const MAX_COPIES = 4096;
-const MAX_COPY_BYTES = 32 << 20;
 
 const fingerprint128 = (text) => Buffer.from(blake3(Buffer.from(text))).toString('hex', 0, 16);
 const identity = ({ residuals }) => residuals;
@@ -48,8 +66,7 @@ export class Peer {
 export class Station {
   #forward;
   #sessions;
-  #copies = new Map();
-  #copyBytes = 0;
+  #copies = new Copies();
   #started = Date.now();
   #inFlight = 0;
   #inFlightBytes = 0;
@@ -70,16 +87,29 @@ export class Station {
       maxInFlightBytes: 256 << 20,
     };
     this.counters = {
-      requests: 0, errors: 0, connections: 0, connections_refused: 0, send_errors: 0,
-      dropped: { never_answered: 0, empty: 0, undecodable: 0, peer_not_allowed: 0, duplicate: 0, stale: 0, idle_cancel: 0 },
+      requests: 0,
+      errors: 0,
+      connections: 0,
+      connections_refused: 0,
+      send_errors: 0,
+      dropped: {
+        never_answered: 0,
+        empty: 0,
+        undecodable: 0,
+        peer_not_allowed: 0,
+        duplicate: 0,
+        stale: 0,
+        idle_cancel: 0,
+      },
     };
     this.#forward = forward;
     this.#sessions = new Sessions();
     const shape = `"hidden_dim":${this.hiddenDim},"vocab":${this.vocab}`;
     const [lo, hi] = this.layers;
-    this.config = lo === 0 && hi === 1 && this.nLayers === 1
-      ? `{"family":"identity",${shape}}`
-      : `{"family":"identity",${shape},"n_layers":${this.nLayers}}`;
+    this.config =
+      lo === 0 && hi === 1 && this.nLayers === 1
+        ? `{"family":"identity",${shape}}`
+        : `{"family":"identity",${shape},"n_layers":${this.nLayers}}`;
     this.configFp = options.configFp ?? fingerprint128(this.config);
     this.layersFp = options.layersFp ?? fingerprint128('identity');
   }
@@ -126,11 +156,14 @@ export class Station {
       if (bytes.length > max) {
         this.counters.errors += 1;
         bytes = encodeFrame({
-          streamId: frame.streamId, sequence: frame.sequence, flags: Flags.FAILURE, meta: tooLarge(bytes.length, max, peer).meta,
+          streamId: frame.streamId,
+          sequence: frame.sequence,
+          flags: Flags.FAILURE,
+          meta: tooLarge(bytes.length, max, peer).meta,
         });
         flags = Flags.FAILURE;
       }
-      this.#finishCopy(copy, flags === Flags.SUCCESS ? bytes : undefined);
+      this.#copies.finish(copy, flags === Flags.SUCCESS ? bytes : undefined);
       reply(bytes);
     };
     const refuse = (error) => {
@@ -147,7 +180,7 @@ export class Station {
       if (route === Route.HELLO) return answer(this.#hello(meta, Math.min(peer.maxReply, this.limits.maxFrame)));
       if (route === Route.HEALTH) return answer(this.#health());
       if (peer.address !== undefined && meta.session !== undefined) {
-        const known = this.#beginCopy(frame, peer);
+        const known = this.#copies.begin(frame, peer.address);
         if (known.state === 'inFlight') return void (this.counters.dropped.duplicate += 1);
         if (known.state === 'done') return reply(known.reply);
         copy = known.key;
@@ -157,7 +190,7 @@ export class Station {
       call.refuse = refuse;
       call.drop = () => {
         this.counters.dropped.stale += 1;
-        this.#finishCopy(copy, undefined);
+        this.#copies.finish(copy, undefined);
       };
       this.#start(call, frame, peer);
     } catch (error) {
@@ -169,10 +202,16 @@ export class Station {
     const name = routeName(opcode);
     if (name === undefined) throw new Vent(404, `unknown route 0x${opcode.toString(16).padStart(4, '0')}`);
     switch (opcode) {
-      case Route.HELLO: case Route.HEALTH: case Route.FORWARD: case Route.FORWARD_PCA: case Route.RESET:
+      case Route.HELLO:
+      case Route.HEALTH:
+      case Route.FORWARD:
+      case Route.FORWARD_PCA:
+      case Route.RESET:
         return opcode;
       default:
-        throw new Vent(501, `route ${name} is not enabled on this station, which only receives residuals`, { layers: this.layers });
+        throw new Vent(501, `route ${name} is not enabled on this station, which only receives residuals`, {
+          layers: this.layers,
+        });
     }
   }
 
@@ -180,7 +219,17 @@ export class Station {
   #prepare(route, meta, body, frame, peer) {
     const { session, pos } = meta;
     const isPca = route === Route.FORWARD_PCA;
-    const call = { meta, session, pos, isPca, body, seq: 0, sequence: frame.sequence, sender: peer.address, abort: new AbortController() };
+    const call = {
+      meta,
+      session,
+      pos,
+      isPca,
+      body,
+      seq: 0,
+      sequence: frame.sequence,
+      sender: peer.address,
+      abort: new AbortController(),
+    };
     call.deadline = meta.deadline_ms === undefined ? Infinity : Date.now() + meta.deadline_ms;
     if (route === Route.RESET) {
       if (session === undefined) throw new Vent(400, 'RESET needs a session');
@@ -208,7 +257,9 @@ export class Station {
     const [boundary] = this.layers;
     if (meta.boundary !== undefined && meta.boundary !== boundary) throw boundaryVent(meta.boundary, boundary);
     if (meta.config_fp !== undefined && meta.config_fp.toLowerCase() !== this.configFp) {
-      throw new Vent(409, "config_fp of the request differs from this model's: the stations hold different models", { config_fp: this.configFp });
+      throw new Vent(409, "config_fp of the request differs from this model's: the stations hold different models", {
+        config_fp: this.configFp,
+      });
     }
     if (session !== undefined && pos === undefined && peer.address !== undefined) {
       throw new Vent(400, 'a session over UDP needs pos in every request');
@@ -230,7 +281,8 @@ export class Station {
   #checkSeq(seq) {
     const max = this.limits.maxSeq;
     if (seq === 0) throw new Vent(400, 'body is empty, at least one position is expected');
-    if (seq > max) throw new Vent(413, `${seq} positions in one request, at most ${max} are taken; split it`, { max_seq: max });
+    if (seq > max)
+      throw new Vent(413, `${seq} positions in one request, at most ${max} are taken; split it`, { max_seq: max });
     return seq;
   }
 
@@ -246,7 +298,10 @@ export class Station {
     if (pcar.methodology !== file.methodology || !this.bases.knows(pcar.methodology)) {
       throw new Vent(412, 'methodology mismatch', { methodology: formatFingerprint(file.methodology) });
     }
-    for (const [part, got] of [['body', pcar.hiddenDim], ['basis', file.hiddenDim]]) {
+    for (const [part, got] of [
+      ['body', pcar.hiddenDim],
+      ['basis', file.hiddenDim],
+    ]) {
       if (got === this.hiddenDim) continue;
       const message = `hidden_dim mismatch: ${got} in the ${part}, this model has ${this.hiddenDim}`;
       throw new Vent(400, message, { hidden_dim: this.hiddenDim });
@@ -255,7 +310,8 @@ export class Station {
     if (pcar.boundary !== boundary) throw boundaryVent(pcar.boundary, boundary);
     const max = file.components.get(boundary) ?? 0;
     if (max === 0) throw new Vent(412, `the basis has no components for boundary ${boundary}; send raw f32`);
-    if (pcar.k > max) throw new Vent(400, `${pcar.k} components in the body, the basis has ${max} at this boundary`, { k: max });
+    if (pcar.k > max)
+      throw new Vent(400, `${pcar.k} components in the body, the basis has ${max} at this boundary`, { k: max });
     call.basis = file;
     call.components = pcar.components;
   }
@@ -264,9 +320,10 @@ export class Station {
   #outputBasis(meta, input) {
     if (meta.accept === undefined) return undefined;
     const boundary = this.layers[1];
-    const files = meta.accept_basis === undefined
-      ? [input]
-      : meta.accept_basis.map((text) => this.bases.get(parseFingerprint(text)));
+    const files =
+      meta.accept_basis === undefined
+        ? [input]
+        : meta.accept_basis.map((text) => this.bases.get(parseFingerprint(text)));
     for (const kind of meta.accept) {
       if (kind === 'f32') return undefined;
       if (kind !== 'pcar') continue;
@@ -287,7 +344,10 @@ export class Station {
       return call.answer(withFp48({ status: 200 }, call));
     }
     const session = call.session === undefined ? undefined : this.#sessions.open(call.session, call.pos, Date.now());
-    if (this.#inFlight >= this.limits.maxInFlight || this.#inFlightBytes + call.body.length > this.limits.maxInFlightBytes) {
+    if (
+      this.#inFlight >= this.limits.maxInFlight ||
+      this.#inFlightBytes + call.body.length > this.limits.maxInFlightBytes
+    ) {
       const message = `overloaded: ${this.#inFlight} requests of ${this.#inFlightBytes} bytes are waiting`;
       throw new Vent(503, message, { retry_after_ms: RETRY_AFTER_MS });
     }
@@ -339,9 +399,15 @@ export class Station {
       if (call.abort.signal.aborted) throw cancelled();
       if (Date.now() >= call.deadline) throw new Vent(504, `deadline of ${call.meta.deadline_ms} ms passed`);
       if (session !== undefined) session.length = begin;
-      const finish = (result) => this.#finish(call, session, begin, result, { lift: lifted - started, compute: performance.now() - lifted });
+      const finish = (result) =>
+        this.#finish(call, session, begin, result, { lift: lifted - started, compute: performance.now() - lifted });
       const output = this.#forward({
-        residuals, seq: call.seq, pos: begin, boundary: this.layers[0], session: call.session, compressed: call.isPca,
+        residuals,
+        seq: call.seq,
+        pos: begin,
+        boundary: this.layers[0],
+        session: call.session,
+        compressed: call.isPca,
         signal: call.abort.signal,
       });
       if (typeof output?.then !== 'function') return void finish(output);
@@ -368,16 +434,26 @@ export class Station {
     if (!(output instanceof Float32Array) || output.length !== call.seq * this.hiddenDim) {
       throw new Error(`forward must return a Float32Array of ${call.seq * this.hiddenDim} values`);
     }
-    checkFinite(output, 500, (index) => `value ${index} of the result is NaN or infinite though the request was finite`);
-    const body = call.compress === undefined
-      ? new Uint8Array(output.buffer, output.byteOffset, output.byteLength)
-      : call.compress.basis.compress(call.compress.boundary, output, call.compress.k);
+    checkFinite(
+      output,
+      500,
+      (index) => `value ${index} of the result is NaN or infinite though the request was finite`,
+    );
+    const body =
+      call.compress === undefined
+        ? new Uint8Array(output.buffer, output.byteOffset, output.byteLength)
+        : call.compress.basis.compress(call.compress.boundary, output, call.compress.k);
     if (session !== undefined) {
       session.length = begin + call.seq;
       if (call.sender !== undefined) session.changedBy(call.sender, call.sequence);
     }
     const meta = {
-      status: 200, body: call.compress === undefined ? 'f32' : 'pcar', pos: begin, seq: call.seq, layers: this.layers, dim: this.hiddenDim,
+      status: 200,
+      body: call.compress === undefined ? 'f32' : 'pcar',
+      pos: begin,
+      seq: call.seq,
+      layers: this.layers,
+      dim: this.hiddenDim,
     };
     withFp48(meta, call, body);
     if (call.meta.timing === true) {
@@ -394,8 +470,15 @@ export class Station {
       content_type: v1 ? `${CONTENT_TYPE}; v=1` : CONTENT_TYPE,
       station: { name: this.name, version: VERSION, uptime_ms: Date.now() - this.#started },
       model: {
-        name: `identity:${this.hiddenDim}`, hidden_dim: this.hiddenDim, vocab: this.vocab, n_layers: this.nLayers,
-        max_position: MAX_POSITION, bos: null, eos: [], config_fp: this.configFp, layers_fp: this.layersFp,
+        name: `identity:${this.hiddenDim}`,
+        hidden_dim: this.hiddenDim,
+        vocab: this.vocab,
+        n_layers: this.nLayers,
+        max_position: MAX_POSITION,
+        bos: null,
+        eos: [],
+        config_fp: this.configFp,
+        layers_fp: this.layersFp,
       },
       layers: this.layers,
       boundaries: [this.layers[0]],
@@ -413,82 +496,17 @@ export class Station {
   #health() {
     const { dropped, ...counters } = this.counters;
     return {
-      status: 200, draining: false, uptime_ms: Date.now() - this.#started, ...counters, sessions: this.#sessions.size,
-      session_bytes: 0, queued: this.#inFlight, queued_bytes: this.#inFlightBytes, dropped,
+      status: 200,
+      draining: false,
+      uptime_ms: Date.now() - this.#started,
+      ...counters,
+      sessions: this.#sessions.size,
+      session_bytes: 0,
+      queued: this.#inFlight,
+      queued_bytes: this.#inFlightBytes,
+      dropped,
     };
   }
-
-  #beginCopy(frame, peer) {
-    const key = `${peer.address} ${frame.streamId} ${frame.sequence} ${xxh64(frame.payload)}`;
-    const known = this.#copies.get(key);
-    if (known === undefined) {
-      this.#copies.set(key, null);
-      return { state: 'new', key };
-    }
-    return known === null ? { state: 'inFlight' } : { state: 'done', reply: known };
-  }
-
-  #finishCopy(key, reply) {
-    if (key === undefined) return;
-    this.#copies.delete(key);
-    if (reply === undefined) return;
-    this.#copies.set(key, reply);
-    this.#copyBytes += reply.length;
-    for (const [oldest, kept] of this.#copies) {
-      if (this.#copies.size <= MAX_COPIES && this.#copyBytes <= MAX_COPY_BYTES) break;
-      if (kept === null) continue;
-      this.#copies.delete(oldest);
-      this.#copyBytes -= kept.length;
-    }
-  }
-}
-
-const cancelled = () => new Vent(499, 'cancelled');
-const boundaryVent = (got, expected) =>
-  new Vent(409, `boundary ${got} in the request, this route takes boundary ${expected}`, { boundary: expected });
-const tooLarge = (len, max, peer) =>
-  new Vent(413, `reply of ${len} bytes does not fit, at most ${max}; ask for fewer positions at once`, {
-    [peer.address === undefined ? 'max_frame' : 'max_datagram']: max,
-  });
-
-/** What is wrong with the JSON of a meta. */
-const META_FAULTS = new Set(['Syntax', 'NotObject', 'DuplicateKey', 'TooDeep']);
-
-/** The vent of whatever was thrown. The cause of a fault of the station's own is not for the peer. */
-function ventOf(error) {
-  if (error instanceof Vent) return error;
-  if (error instanceof PcarError && error.code === 'LiftedNonFinite') return new Vent(422, error.message);
-  if (error instanceof PcarError) return new Vent(400, `PCAR body: ${error.message}`);
-  if (error instanceof PayloadError) return new Vent(400, META_FAULTS.has(error.code) ? `meta: ${error.message}` : error.message);
-  console.error('request failed:', error);
-  return new Vent(500, "internal error; the station's log says more");
-}
-
-function checkFp48(meta, body) {
-  if (meta.fp48 === undefined) return;
-  const [expected, got] = [meta.fp48.toLowerCase(), fp48(body)];
-  if (got !== expected) throw new Vent(400, `fp48 of the body is ${got}, the request says ${expected}: the body was damaged on its way`);
-}
-
-function withFp48(meta, call, body = new Uint8Array()) {
-  if (call.meta.fp48 !== undefined) meta.fp48 = fp48(body);
-  return meta;
-}
-
-function checkContext(pos, seq) {
-  if (pos + seq > MAX_POSITION) {
-    throw new Vent(413, `positions up to ${pos + seq} asked for, the context of this model is ${MAX_POSITION}`, { context_len: MAX_POSITION });
-  }
-}
-
-function checkFinite(values, status, message) {
-  const index = values.findIndex((value) => !Number.isFinite(value));
-  if (index >= 0) throw new Vent(status, message(index));
-}
-
-function asksForV1(contentType) {
-  const [name, ...parameters] = (contentType ?? '').split(';').map((part) => part.trim());
-  return name.toLowerCase() === CONTENT_TYPE && parameters.some((part) => /^v=\s*[1-9]\d{0,8}$/.test(part));
 }
 
 function inRange(name, value, min, max) {

@@ -4,16 +4,37 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 
 import {
-  BWAHDecodeError, Basis, BwDecodeError, KernelError, MethodologyError, PcabError, PcarError, decodeAmplituhedronCapture,
-  decodeAmplituhedronReply, decodeBw, decodePcar, encodeAmplituhedronCapture, encodeAmplituhedronReply, encodeBw,
-  encodePcar, fnv1a32, formatFingerprint, lift, liftReference, parseFingerprint, parseMethodology, prefixHash, project,
+  BWAHDecodeError,
+  Basis,
+  BwDecodeError,
+  KernelError,
+  MethodologyError,
+  PcabError,
+  PcarError,
+  decodeAmplituhedronCapture,
+  decodeAmplituhedronReply,
+  decodeBw,
+  decodePcar,
+  encodeAmplituhedronCapture,
+  encodeAmplituhedronReply,
+  encodeBw,
+  encodePcar,
+  fnv1a32,
+  formatFingerprint,
+  lift,
+  liftReference,
+  parseFingerprint,
+  parseMethodology,
+  prefixHash,
+  project,
   xxh64,
 } from 'aeon-proto';
 import { assertBytes, bits, bytes, floats, load, ofBits, run, thrown, unhex } from './support.js';
 
 /** Each of the facts must be told by the error. */
 function assertFacts(error, facts) {
-  for (const [key, value] of Object.entries(facts)) assert.equal(error.details[key], value, `${key} of ${error.message}`);
+  for (const [key, value] of Object.entries(facts))
+    assert.equal(error.details[key], value, `${key} of ${error.message}`);
 }
 
 const bw = load('bw.json');
@@ -51,8 +72,12 @@ test('replies', () => {
 test('captures', () => {
   run(bwah, 'captures', 5, (entry) => {
     const capture = {
-      prefixHash: BigInt(entry.prefix_hash), prefixLen: entry.prefix_len, layerLo: entry.layer_lo, layerHi: entry.layer_hi,
-      tailResidual: floats(bytes(entry.tail)), kvSlab: floats(bytes(entry.kv)),
+      prefixHash: BigInt(entry.prefix_hash),
+      prefixLen: entry.prefix_len,
+      layerLo: entry.layer_lo,
+      layerHi: entry.layer_hi,
+      tailResidual: floats(bytes(entry.tail)),
+      kvSlab: floats(bytes(entry.kv)),
     };
     const blob = encodeAmplituhedronCapture(capture);
     assertBytes(blob, entry.encoded);
@@ -72,7 +97,10 @@ function assertBadEnvelope(error, entry) {
   assert.deepEqual([error.name, error.code], ['BWAHDecodeError', entry.error]);
   if (entry.error === 'InnerBlobError') {
     assert.ok(error.cause instanceof BwDecodeError, 'the cause is kept');
-    assert.deepEqual([error.details.blob, error.details.cause, error.cause.code], [entry.blob, entry.cause, entry.cause]);
+    assert.deepEqual(
+      [error.details.blob, error.details.cause, error.cause.code],
+      [entry.blob, entry.cause, entry.cause],
+    );
     assertFacts(error.cause, entry.facts);
   } else {
     assertFacts(error, entry.facts);
@@ -81,13 +109,19 @@ function assertBadEnvelope(error, entry) {
 
 test('bad replies', () => {
   run(bwah, 'invalid_replies', 107, (entry) => {
-    assertBadEnvelope(thrown(() => decodeAmplituhedronReply(bytes(entry.input))), entry);
+    assertBadEnvelope(
+      thrown(() => decodeAmplituhedronReply(bytes(entry.input))),
+      entry,
+    );
   });
 });
 
 test('bad captures', () => {
   run(bwah, 'invalid_captures', 126, (entry) => {
-    assertBadEnvelope(thrown(() => decodeAmplituhedronCapture(bytes(entry.input))), entry);
+    assertBadEnvelope(
+      thrown(() => decodeAmplituhedronCapture(bytes(entry.input))),
+      entry,
+    );
   });
 });
 
@@ -103,8 +137,12 @@ test('pcar', () => {
     const { components, ...header } = decodePcar(data);
     const { expect } = entry;
     assert.deepEqual(header, {
-      boundary: expect.boundary, k: expect.k, hiddenDim: expect.hidden_dim, methodology: expect.methodology,
-      basisFp: expect.basis_fp, seq: expect.seq,
+      boundary: expect.boundary,
+      k: expect.k,
+      hiddenDim: expect.hidden_dim,
+      methodology: expect.methodology,
+      basisFp: expect.basis_fp,
+      seq: expect.seq,
     });
     assert.deepEqual(bits(components), bits(ofBits(expect.components)));
     assert.deepEqual(encodePcar({ ...header, components }), data);
@@ -128,12 +166,16 @@ test('pcab', () => {
     assert.equal(fnv1a32(data), basis.basisFp);
     assert.equal(basis.metadataText, expect.metadata);
     assert.deepEqual(basis.metadata, expect.metadata === '' ? {} : JSON.parse(expect.metadata));
-    assert.deepEqual([...basis.boundaries], expect.entries.map(({ boundary }) => boundary));
+    assert.deepEqual(
+      [...basis.boundaries],
+      expect.entries.map(({ boundary }) => boundary),
+    );
     basis.entries().forEach((found, n) => {
       const expected = expect.entries[n];
       assert.deepEqual([found.boundary, found.k], [expected.boundary, expected.k]);
       assert.equal(basis.componentsAt(found.boundary), found.k);
-      for (const key of ['mean', 'basis', 'variance']) assert.deepEqual(bits(found[key]), bits(ofBits(expected[key])), key);
+      for (const key of ['mean', 'basis', 'variance'])
+        assert.deepEqual(bits(found[key]), bits(ofBits(expected[key])), key);
       assert.deepEqual(basis.entry(found.boundary), found);
       if (found.k === 0) return;
       // What the file is for: compress what a lift gives, and lift it again.
@@ -187,14 +229,21 @@ test('wide lifts agree bit for bit too', () => {
     return Math.fround((state / 2 ** 31 - 1) * 3);
   };
   const random = (length) => Float32Array.from({ length }, next);
-  for (const [d, k] of [[896, 8], [3584, 29], [130, 64]]) {
+  for (const [d, k] of [
+    [896, 8],
+    [3584, 29],
+    [130, 64],
+  ]) {
     const [mean, basis, components] = [random(d), random(d * k), random(k)];
     assert.deepEqual(bits(lift(mean, basis, components)), bits(liftReference(mean, basis, components)));
   }
 });
 
 test('hashes', () => {
-  assert.deepEqual(['', 'a', 'foobar'].map((text) => fnv1a32(Buffer.from(text))), [0x811c9dc5, 0xe40c292c, 0xbf9cf968]);
+  assert.deepEqual(
+    ['', 'a', 'foobar'].map((text) => fnv1a32(Buffer.from(text))),
+    [0x811c9dc5, 0xe40c292c, 0xbf9cf968],
+  );
   assert.equal(xxh64(Buffer.from('a')), 0xd24ec4f1a98c6e5bn);
   assert.equal(prefixHash(Uint32Array.of(1, 2)), xxh64(Uint8Array.of(1, 0, 0, 0, 2, 0, 0, 0)));
   assert.equal(parseFingerprint('0xBEEF'), 0xbeef);
@@ -209,11 +258,32 @@ test('shapes and numbers that do not fit are refused by name', () => {
     assert.ok(error instanceof KernelError, `${error}`);
     return error.code;
   };
-  assert.equal(code(() => lift(f(), f(), f())), 'NoWidth');
-  assert.equal(code(() => lift(f(1, 2), f(1, 2, 3), f(1))), 'Basis');
-  assert.equal(code(() => lift(f(1, 2), f(1, 2, 3, 4), f(1))), 'Components');
-  assert.equal(code(() => lift(f(1, 2), f(1, 2), f(NaN))), 'NonFinite');
-  assert.equal(code(() => lift(f(3e38), f(3e38), f(3e38))), 'NonFinite');
-  assert.equal(code(() => lift(f(1, 2), f(), f(), 0xffff_ffff)), 'TooLarge');
-  assert.equal(code(() => project(f(1, 2), f(1, 2), f(1, 2, 3))), 'Residuals');
+  assert.equal(
+    code(() => lift(f(), f(), f())),
+    'NoWidth',
+  );
+  assert.equal(
+    code(() => lift(f(1, 2), f(1, 2, 3), f(1))),
+    'Basis',
+  );
+  assert.equal(
+    code(() => lift(f(1, 2), f(1, 2, 3, 4), f(1))),
+    'Components',
+  );
+  assert.equal(
+    code(() => lift(f(1, 2), f(1, 2), f(NaN))),
+    'NonFinite',
+  );
+  assert.equal(
+    code(() => lift(f(3e38), f(3e38), f(3e38))),
+    'NonFinite',
+  );
+  assert.equal(
+    code(() => lift(f(1, 2), f(), f(), 0xffff_ffff)),
+    'TooLarge',
+  );
+  assert.equal(
+    code(() => project(f(1, 2), f(1, 2), f(1, 2, 3))),
+    'Residuals',
+  );
 });

@@ -4,27 +4,62 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 
 import {
-  Flags, FragmentError, Fragmenter, FrameError, FrameReader, InFlight, MAX_FRAME_LEN, PayloadError, Reassembler, Received,
-  Route, StreamOrder, decodeAcks, decodeFirstFrame, decodeFrame, decodeFrames, decodePayload, encodeFrame, encodeFrames,
-  encodePayload, encodePrefixedFrame, routeName, statusDescription,
+  Flags,
+  FragmentError,
+  Fragmenter,
+  FrameError,
+  FrameReader,
+  InFlight,
+  MAX_FRAME_LEN,
+  PayloadError,
+  Reassembler,
+  Received,
+  Route,
+  StreamOrder,
+  decodeAcks,
+  decodeFirstFrame,
+  decodeFrame,
+  decodeFrames,
+  decodePayload,
+  encodeFrame,
+  encodeFrames,
+  encodePayload,
+  encodePrefixedFrame,
+  routeName,
+  statusDescription,
 } from 'aeon-proto';
 import { assertBytes, bytes, load, run, thrown, unhex } from './support.js';
 
 const file = load('aeon-flow.json');
 const SECTIONS = {
-  frames: 122, station_payloads: 25, batches: 8, tcp: 9, tcp_receive: 8, udp_fragmented: 24, udp_receive: 16, udp_acks: 13,
-  udp_ack_effects: 7, ordering: 12, errors: 27,
+  frames: 122,
+  station_payloads: 25,
+  batches: 8,
+  tcp: 9,
+  tcp_receive: 8,
+  udp_fragmented: 24,
+  udp_receive: 16,
+  udp_acks: 13,
+  udp_ack_effects: 7,
+  ordering: 12,
+  errors: 27,
 };
 
 const frameOf = (entry) => ({
-  streamId: entry.stream_id, sequence: entry.sequence, flags: entry.flags, payload: bytes(entry.payload),
+  streamId: entry.stream_id,
+  sequence: entry.sequence,
+  flags: entry.flags,
+  payload: bytes(entry.payload),
 });
 const concat = (parts) => new Uint8Array(Buffer.concat(parts.map((part) => Uint8Array.from(part))));
 
 test('every section is checked, 271 entries in all', () => {
   assert.deepEqual(Object.keys(file.counts).sort(), Object.keys(SECTIONS).sort());
   for (const [name, count] of Object.entries(SECTIONS)) assert.equal(file.counts[name], count, name);
-  assert.equal(Object.values(SECTIONS).reduce((sum, count) => sum + count), 271);
+  assert.equal(
+    Object.values(SECTIONS).reduce((sum, count) => sum + count),
+    271,
+  );
 });
 
 test('frames', () => {
@@ -77,8 +112,11 @@ test('station payloads', () => {
     const error = thrown(() => decodePayload(payload));
     assert.ok(error instanceof PayloadError);
     const expected = {
-      'no room for the meta length': 'ShortPayload', 'meta runs past the payload': 'ShortMeta', 'meta is not UTF-8': 'NotUtf8',
-      'meta is not JSON': 'Syntax', 'meta is no object': 'NotObject',
+      'no room for the meta length': 'ShortPayload',
+      'meta runs past the payload': 'ShortMeta',
+      'meta is not UTF-8': 'NotUtf8',
+      'meta is not JSON': 'Syntax',
+      'meta is no object': 'NotObject',
     };
     assert.equal(error.code, expected[entry.problem]);
   });
@@ -109,12 +147,14 @@ test('tcp', () => {
   const habits = ['two-frames-one-message', 'empty-message', 'empty-between'];
   run(file, 'tcp', SECTIONS.tcp, (entry) => {
     const messages = entry.messages.map((frames) => frames.map(frameOf));
-    const encoded = concat(messages.flatMap((frames) => {
-      const message = encodeFrames(frames);
-      const prefix = Buffer.alloc(4);
-      prefix.writeUInt32BE(message.length);
-      return [prefix, message];
-    }));
+    const encoded = concat(
+      messages.flatMap((frames) => {
+        const message = encodeFrames(frames);
+        const prefix = Buffer.alloc(4);
+        prefix.writeUInt32BE(message.length);
+        return [prefix, message];
+      }),
+    );
     assertBytes(encoded, entry.encoded);
     const good = messages.findIndex((frames) => frames.length !== 1);
     const reader = new FrameReader();
@@ -139,7 +179,10 @@ test('tcp receive', () => {
   run(file, 'tcp_receive', SECTIONS.tcp_receive, (entry) => {
     const all = concat(entry.chunks.map(unhex));
     const messages = entry.messages.map(unhex);
-    assert.deepEqual(messagesOf(all).map((m) => Buffer.from(m)), messages.map((m) => Buffer.from(m)));
+    assert.deepEqual(
+      messagesOf(all).map((m) => Buffer.from(m)),
+      messages.map((m) => Buffer.from(m)),
+    );
     const read = (chunks) => {
       const reader = new FrameReader();
       const frames = [];
@@ -243,7 +286,8 @@ test('acknowledgements', () => {
     for (const { stream_id, sequences } of entry.received) {
       for (const sequence of sequences) received.insert(stream_id, sequence);
     }
-    const frame = received.takeAck() ?? encodeFrame({ streamId: 0xffff, sequence: 0, flags: Flags.ACK, payload: new Uint8Array() });
+    const frame =
+      received.takeAck() ?? encodeFrame({ streamId: 0xffff, sequence: 0, flags: Flags.ACK, payload: new Uint8Array() });
     const datagrams = new Fragmenter(1472, entry.frame_id).split(frame);
     assert.equal(datagrams.length, 1);
     assert.deepEqual(datagrams[0], unhex(entry.datagram));
@@ -255,7 +299,10 @@ test('what an acknowledgement leaves', () => {
     const inFlight = new InFlight();
     for (const { stream_id, sequence } of entry.inflight) inFlight.insert(stream_id, sequence, 0, 'frame');
     for (const ack of decodeAcks(unhex(entry.ack_payload))) inFlight.acknowledge(ack);
-    assert.deepEqual(inFlight.keys(), entry.left.map(({ stream_id, sequence }) => [stream_id, sequence]));
+    assert.deepEqual(
+      inFlight.keys(),
+      entry.left.map(({ stream_id, sequence }) => [stream_id, sequence]),
+    );
     assert.equal(inFlight.overdue(10, 5).length, entry.left.length);
     assert.equal(inFlight.overdue(12, 5).length, 0, 'they count as sent again');
   });
@@ -284,9 +331,15 @@ test('errors', () => {
     const { input } = entry;
     switch (entry.operation) {
       case 'decode':
-        return outcome(() => decodeFirstFrame(bytes(input)), () => ({ ...frameOf(entry.frame), bytesRead: entry.bytes_read }));
+        return outcome(
+          () => decodeFirstFrame(bytes(input)),
+          () => ({ ...frameOf(entry.frame), bytesRead: entry.bytes_read }),
+        );
       case 'decode_batch':
-        return outcome(() => decodeFrames(bytes(input)), () => entry.frames.map(frameOf));
+        return outcome(
+          () => decodeFrames(bytes(input)),
+          () => entry.frames.map(frameOf),
+        );
       case 'encode':
         // Numbers that the other implementation cuts to their low bits are refused here; so is a payload too long.
         if (entry.problem !== 'oversize') assert.match(entry.id, /^encode-keeps-low-bits/);
@@ -321,12 +374,24 @@ test('a reader refuses what is no stream of frames, and says which request it wa
     assert.equal(error.code, code);
     assert.deepEqual(error.details, details);
     reader.push(frame);
-    assert.equal(thrown(() => reader.next()), error, 'it stays refused');
+    assert.equal(
+      thrown(() => reader.next()),
+      error,
+      'it stays refused',
+    );
   };
   const names = { streamId: 3, sequence: 7 };
   fails(concat([[0, 0, 0, 9], frame.subarray(4)]), {}, 'PrefixTooSmall', { prefix: 9, streamId: 0, sequence: 0 });
-  fails(concat([[0, 0, 0, 30], frame.subarray(4)]), {}, 'PrefixMismatch', { prefix: 30, payloadLen: frame.length - 14, ...names });
-  fails(concat([[255, 255, 255, 255], frame.subarray(4)]), {}, 'FrameTooLarge', { len: 0xffff_ffff, max: MAX_FRAME_LEN, ...names });
+  fails(concat([[0, 0, 0, 30], frame.subarray(4)]), {}, 'PrefixMismatch', {
+    prefix: 30,
+    payloadLen: frame.length - 14,
+    ...names,
+  });
+  fails(concat([[255, 255, 255, 255], frame.subarray(4)]), {}, 'FrameTooLarge', {
+    len: 0xffff_ffff,
+    max: MAX_FRAME_LEN,
+    ...names,
+  });
   fails(frame, { maxFrame: 12 }, 'FrameTooLarge', { len: frame.length - 4, max: 12, ...names });
   fails(frame.subarray(4), { maxFrame: 12, bare: true }, 'FrameTooLarge', { len: frame.length - 4, max: 12, ...names });
   const bare = new FrameReader({ bare: true });

@@ -12,10 +12,12 @@ import { test } from 'node:test';
 import { exchange, frames } from './parity.js';
 
 // Named: it must be there. Not named: it is looked for where cargo puts it.
-const program = process.env.AEON_PARITY ?? fileURLToPath(new URL('../../../target/debug/examples/parity', import.meta.url));
-const skip = process.env.AEON_PARITY === undefined && !existsSync(program)
-  ? `${program} is not there; cargo build -p aeon-proto --example parity`
-  : false;
+const program =
+  process.env.AEON_PARITY ?? fileURLToPath(new URL('../../../target/debug/examples/parity', import.meta.url));
+const skip =
+  process.env.AEON_PARITY === undefined && !existsSync(program)
+    ? `${program} is not there; cargo build -p aeon-proto --example parity`
+    : false;
 
 test('every kind of body is the same bytes on both sides', { skip, timeout: 60_000 }, async () => {
   const folder = mkdtempSync(join(tmpdir(), 'aeon-parity-'));

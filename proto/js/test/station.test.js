@@ -12,7 +12,16 @@ import { after, before, test } from 'node:test';
 import { fileURLToPath } from 'node:url';
 
 import {
-  Flags, FrameReader, Route, decodeFrame, decodePayload, encodeFrame, encodePayload, encodePcar, encodePrefixedFrame, formatFingerprint,
+  Flags,
+  FrameReader,
+  Route,
+  decodeFrame,
+  decodePayload,
+  encodeFrame,
+  encodePayload,
+  encodePcar,
+  encodePrefixedFrame,
+  formatFingerprint,
   fp48,
 } from 'aeon-proto';
 import { Bases, Peer, Station, Vent, listenUdp, listenUnix } from 'aeon-proto/station';
@@ -104,8 +113,13 @@ function pcar(changes = {}) {
   const basis = bases.get(bases.fingerprints[0]).basis;
   const k = changes.k ?? 8;
   return encodePcar({
-    boundary: 3, k, hiddenDim: basis.hiddenDim, methodology: basis.methodology, basisFp: basis.basisFp,
-    components: new Float32Array(2 * k).fill(0.25), ...changes,
+    boundary: 3,
+    k,
+    hiddenDim: basis.hiddenDim,
+    methodology: basis.methodology,
+    basisFp: basis.basisFp,
+    components: new Float32Array(2 * k).fill(0.25),
+    ...changes,
   });
 }
 
@@ -141,7 +155,11 @@ test('residuals come back, compressed ones lifted, with what was done in the met
   const lifted = await client.request(Route.FORWARD_PCA, {}, pcar());
   const { basis } = bases.get(bases.fingerprints[0]);
   assert.deepEqual(bits(floatsOf(lifted.body)), bits(basis.liftPcar(pcar())));
-  const compressed = await client.request(Route.FORWARD, { accept: ['q4', 'pcar'], accept_basis: [formatFingerprint(basis.basisFp)], accept_k: 5 }, body);
+  const compressed = await client.request(
+    Route.FORWARD,
+    { accept: ['q4', 'pcar'], accept_basis: [formatFingerprint(basis.basisFp)], accept_k: 5 },
+    body,
+  );
   assert.equal(compressed.meta.body, 'pcar');
   assert.deepEqual(compressed.body, basis.compress(6, floatsOf(body), 5));
 });
@@ -179,7 +197,9 @@ test('every fault has its status, and the first in the order of the specificatio
   ];
   for (const [route, meta, body, status, fields] of cases) {
     const what = `${route} ${JSON.stringify(meta)} ${body?.length}`;
-    const { meta: { status: got, error, ...rest } } = await client.request(route, meta, body);
+    const {
+      meta: { status: got, error, ...rest },
+    } = await client.request(route, meta, body);
     assert.equal(got, status, `${what}: ${error}`);
     assert.equal(typeof error, 'string');
     if (fields !== undefined) assert.deepEqual(rest, fields, what);
@@ -199,7 +219,11 @@ test('every fault has its status, and the first in the order of the specificatio
     assert.deepEqual([got, rest], [status, fields], error);
     if (key === 'basisFp') assert.ok(reply.metaText.startsWith('{"status":412,"error":"basis fingerprint mismatch"'));
   }
-  const huge = await client.request(Route.FORWARD_PCA, {}, pcar({ k: 64, components: new Float32Array(128).fill(3e38) }));
+  const huge = await client.request(
+    Route.FORWARD_PCA,
+    {},
+    pcar({ k: 64, components: new Float32Array(128).fill(3e38) }),
+  );
   assert.equal(huge.meta.status, 422, 'infinite only after lifting');
   const { meta } = await client.request(Route.HEALTH, {});
   assert.equal(meta.errors, cases.length + 6);
@@ -232,7 +256,9 @@ test('sessions count positions, rewind, and are dropped', async () => {
   assert.equal((await client.request(Route.RESET, { session: 'unknown' })).meta.status, 200);
   assert.equal(await at(undefined), 0);
   // The least recently used goes, and what goes on with it is told.
-  await Promise.all(Array.from({ length: 4096 }, (_, n) => client.send(Route.FORWARD, { session: `n${n}`, pos: 0 }, raw(1))));
+  await Promise.all(
+    Array.from({ length: 4096 }, (_, n) => client.send(Route.FORWARD, { session: `n${n}`, pos: 0 }, raw(1))),
+  );
   for (let n = 0; n < 4096; n++) assert.equal((await client.next()).meta.status, 200);
   assert.equal((await client.request(Route.HEALTH, {})).meta.sessions, 4096);
   const dropped = await client.request(Route.FORWARD, { session: 's' }, raw(1));
@@ -275,7 +301,10 @@ test('work that takes time is withdrawn by a cancel, in the order of its session
   // Other work goes past it, so the three are there.
   assert.equal((await client.request(Route.FORWARD, {}, raw(1))).meta.status, 200);
   assert.deepEqual(begun, [0], 'one at a time');
-  const cancel = (sequence) => client.write(encodePrefixedFrame({ streamId: Route.FORWARD, sequence, flags: Flags.VENT, payload: new Uint8Array() }));
+  const cancel = (sequence) =>
+    client.write(
+      encodePrefixedFrame({ streamId: Route.FORWARD, sequence, flags: Flags.VENT, payload: new Uint8Array() }),
+    );
   cancel(second);
   cancel(first);
   for (const sequence of [first, second]) {
@@ -303,7 +332,9 @@ test('cancels are found behind more requests than are taken at once', async () =
   const { client } = await serve({ hiddenDim: 4, forward });
   const sent = Array.from({ length: 70 }, () => client.send(Route.FORWARD, {}, raw(1)));
   for (const sequence of [sent[69], sent[0]]) {
-    client.write(encodePrefixedFrame({ streamId: Route.FORWARD, sequence, flags: Flags.VENT, payload: new Uint8Array() }));
+    client.write(
+      encodePrefixedFrame({ streamId: Route.FORWARD, sequence, flags: Flags.VENT, payload: new Uint8Array() }),
+    );
     const { sequence: got, meta } = await client.next();
     assert.deepEqual([got, meta.status], [sequence, 499]);
     assert.ok(begun === 64 || sequence === sent[0], `${begun} at once`);
@@ -331,7 +362,12 @@ test('RESET waits for its turn', async () => {
     const { streamId, meta } = await client.next();
     seen.push([streamId, meta.status, meta.pos]);
   }
-  assert.deepEqual(seen, [[3, 200, 0], [5, 200, undefined], [3, 200, 0], [5, 200, undefined]]);
+  assert.deepEqual(seen, [
+    [3, 200, 0],
+    [5, 200, undefined],
+    [3, 200, 0],
+    [5, 200, undefined],
+  ]);
   const { meta } = await client.request(Route.HEALTH, {});
   assert.deepEqual([meta.sessions, meta.queued, station.counters.errors], [0, 0, 0]);
 });
@@ -339,10 +375,33 @@ test('RESET waits for its turn', async () => {
 test('a function that fails, refuses or returns nonsense gives a vent and ends nothing', async (t) => {
   const log = t.mock.method(console, 'error', () => {});
   const results = [
-    [() => { throw new Error('secret path'); }, 500], [async () => { throw new Error('secret path'); }, 500],
-    [() => new Float32Array(3), 500], [() => undefined, 500], [({ residuals }) => residuals.fill(NaN), 500],
-    [() => { throw new Vent(503, 'busy', { retry_after_ms: 5 }); }, 503],
-    [() => { throw new Vent(503, 'busy', { huge: 'x'.repeat(100_000) }); }, 503],
+    [
+      () => {
+        throw new Error('secret path');
+      },
+      500,
+    ],
+    [
+      async () => {
+        throw new Error('secret path');
+      },
+      500,
+    ],
+    [() => new Float32Array(3), 500],
+    [() => undefined, 500],
+    [({ residuals }) => residuals.fill(NaN), 500],
+    [
+      () => {
+        throw new Vent(503, 'busy', { retry_after_ms: 5 });
+      },
+      503,
+    ],
+    [
+      () => {
+        throw new Vent(503, 'busy', { huge: 'x'.repeat(100_000) });
+      },
+      503,
+    ],
   ];
   let n = 0;
   const { client } = await serve({ hiddenDim: 4, forward: (input) => results[n][0](input) });
@@ -361,7 +420,9 @@ test('a stream that is none of frames gets one vent and ends', async () => {
   const frame = encodePrefixedFrame({ streamId: 3, sequence: 7, meta: {} });
   const prefixed = (prefix, rest = frame.subarray(4)) => Buffer.concat([Buffer.from(prefix), rest]);
   for (const [data, sequence, status] of [
-    [prefixed([0, 0, 0, 9]), 0, 400], [prefixed([0, 0, 0, 40]), 7, 400], [prefixed([255, 255, 255, 255]), 7, 413],
+    [prefixed([0, 0, 0, 9]), 0, 400],
+    [prefixed([0, 0, 0, 40]), 7, 400],
+    [prefixed([255, 255, 255, 255]), 7, 413],
     [encodePrefixedFrame({ streamId: 3, sequence: 7, body: new Uint8Array(5000) }), 7, 413],
   ]) {
     const client = await connect(path);
@@ -383,6 +444,14 @@ test('half a frame is not waited for without end, and a closed sending side stil
   assert.equal(meta.status, 400);
   assert.match(meta.error, /^half a frame: 20 bytes/);
   assert.equal(await half.next(), undefined);
+  // Nor does a byte now and then stretch the time.
+  const slow = await connect(path);
+  const frame = encodePrefixedFrame({ streamId: 3, sequence: 7, body: raw(1000) });
+  let at = 0;
+  const drip = setInterval(() => slow.write(frame.subarray(at, (at += 1))), 10);
+  assert.equal((await slow.next()).meta.status, 400);
+  clearInterval(drip);
+  assert.ok(at < 1000, `${at} bytes were waited for`);
   const closing = await connect(path);
   for (let n = 0; n < 20; n++) closing.send(Route.FORWARD, {}, raw(3));
   closing.socket.end();
@@ -478,7 +547,8 @@ test('on UDP copies are answered once, and an old datagram cannot undo newer wor
     const reply = decodeFrame(datagram);
     return { ...reply, ...decodePayload(reply.payload), datagram };
   };
-  const forward = (sequence, meta, positions = 1) => encodeFrame({ streamId: Route.FORWARD, sequence, meta, body: raw(positions) });
+  const forward = (sequence, meta, positions = 1) =>
+    encodeFrame({ streamId: Route.FORWARD, sequence, meta, body: raw(positions) });
 
   assert.equal((await exchange(forward(1, { session: 's' }))).meta.status, 400, 'pos is needed on UDP');
   const old = forward(2, { session: 's', pos: 0 });
@@ -494,7 +564,12 @@ test('on UDP copies are answered once, and an old datagram cannot undo newer wor
   const wide = new Station({ hiddenDim: 4 });
   let refused;
   wide.handle(
-    { streamId: Route.FORWARD, sequence: 1, flags: 0, payload: decodeFrame(forward(1, { session: 'w', pos: 0 }, 4090)).payload },
+    {
+      streamId: Route.FORWARD,
+      sequence: 1,
+      flags: 0,
+      payload: decodeFrame(forward(1, { session: 'w', pos: 0 }, 4090)).payload,
+    },
     new Peer({ address: '127.0.0.1 1', maxReply: 65_507 }),
     (bytes) => (refused = decodePayload(decodeFrame(bytes).payload).meta),
   );
@@ -516,7 +591,18 @@ test('the program serves, replaces a stale socket but no living one, and ends by
     }
     return { child, ended, line: () => errors.trim() };
   };
-  const args = ['--socket', path, '--udp', '127.0.0.1:0', '--dim', '128', '--layers', '3..6', '--bases', join(repo, 'bases/demo')];
+  const args = [
+    '--socket',
+    path,
+    '--udp',
+    '127.0.0.1:0',
+    '--dim',
+    '128',
+    '--layers',
+    '3..6',
+    '--bases',
+    join(repo, 'bases/demo'),
+  ];
   const good = [...args, '--methodologies', join(repo, 'bases/methodologies')];
   const first = await start(...good);
   assert.match(first.line(), /^ready uds=.*program\.sock udp=127\.0\.0\.1:\d+ model=identity:128 layers=3\.\.6$/);
@@ -534,9 +620,14 @@ test('the program serves, replaces a stale socket but no living one, and ends by
   assert.ok(!existsSync(path));
   writeFileSync(path, 'a file');
   for (const [status, text, ...wrong] of [
-    [1, 'no socket', ...good], [64, 'nothing to listen on', '--dim', '4'], [64, '--dim must be', '--socket', path],
-    [64, '--layers must be', ...args, '--layers', '3-6'], [64, 'methodologies', ...args], [64, 'try --help', '--port', '1'],
-    [64, 'hiddenDim', '--socket', path, '--dim', '0'], [1, 'at most 107', '--socket', `/tmp/${'x'.repeat(120)}`, '--dim', '4'],
+    [1, 'no socket', ...good],
+    [64, 'nothing to listen on', '--dim', '4'],
+    [64, '--dim must be', '--socket', path],
+    [64, '--layers must be', ...args, '--layers', '3-6'],
+    [64, 'methodologies', ...args],
+    [64, 'try --help', '--port', '1'],
+    [64, 'hiddenDim', '--socket', path, '--dim', '0'],
+    [1, 'at most 107', '--socket', `/tmp/${'x'.repeat(120)}`, '--dim', '4'],
   ]) {
     const { ended, line } = await start(...wrong);
     assert.equal((await ended)[0], status, line());

@@ -27,7 +27,8 @@ export function assertBytes(actual, expected, message) {
     return;
   }
   assert.equal(actual.length, expected.length, message);
-  if (expected.sha256 !== undefined) assert.equal(createHash('sha256').update(actual).digest('hex'), expected.sha256, message);
+  if (expected.sha256 !== undefined)
+    assert.equal(createHash('sha256').update(actual).digest('hex'), expected.sha256, message);
   if (expected.xxh64 !== undefined) assert.equal(xxh64(actual).toString(16).padStart(16, '0'), expected.xxh64, message);
 }
 

@@ -1,15 +1,37 @@
 // Compiled, not run: the types say what the package does. A line under @ts-expect-error must not compile.
 
 import {
-  BWAHDecodeError, Basis, FrameReader, Route, decodeAmplituhedronCapture, decodeAmplituhedronReply, decodeBw, decodeFrame,
-  decodePayload, decodePcar, encodeAmplituhedronCapture, encodeAmplituhedronReply, encodeFrame, encodePcar, init, lift,
-  liftReference, parseMethodology, prefixHash, project, type AmplituhedronCapture, type Frame, type Pcar,
+  BWAHDecodeError,
+  Basis,
+  FrameReader,
+  Route,
+  decodeAmplituhedronCapture,
+  decodeAmplituhedronReply,
+  decodeBw,
+  decodeFrame,
+  decodePayload,
+  decodePcar,
+  encodeAmplituhedronCapture,
+  encodeAmplituhedronReply,
+  encodeFrame,
+  encodePcar,
+  init,
+  lift,
+  liftReference,
+  parseMethodology,
+  prefixHash,
+  project,
+  type AmplituhedronCapture,
+  type Frame,
+  type Pcar,
 } from 'aeon-proto';
 import { lift as plainLift } from 'aeon-proto/reference';
 import { Bases, Station, Vent, listenUdp, listenUnix } from 'aeon-proto/station';
 
 const floats = new Float32Array(4);
-const frame: Frame = decodeFrame(encodeFrame({ streamId: Route.FORWARD, sequence: 1, meta: { session: 's' }, body: new Uint8Array() }));
+const frame: Frame = decodeFrame(
+  encodeFrame({ streamId: Route.FORWARD, sequence: 1, meta: { session: 's' }, body: new Uint8Array() }),
+);
 const { meta, metaText, body } = decodePayload(frame.payload);
 const text: string = metaText;
 const status: unknown = meta.status;
@@ -21,15 +43,21 @@ const hash: bigint = capture.prefixHash + prefixHash(new Uint32Array(1));
 encodeAmplituhedronCapture({ ...capture, prefixHash: hash });
 const mime: string = decodeBw(body).mime;
 
-const pcar: Pcar = decodePcar(encodePcar({ boundary: 0, k: 4, hiddenDim: 4, methodology: 0, basisFp: 0, components: floats }));
+const pcar: Pcar = decodePcar(
+  encodePcar({ boundary: 0, k: 4, hiddenDim: 4, methodology: 0, basisFp: 0, components: floats }),
+);
 const basis = Basis.open(body);
 const lifted: Float32Array = basis.liftPcar(basis.compress(0, floats, 2));
 const entry = basis.entry(0);
 const k: number | undefined = entry?.k;
 const id: number = parseMethodology('{}').id;
 const all: Float32Array[] = [
-  lift(floats, floats, floats), lift(floats, floats, floats, 1), project(floats, floats, floats), liftReference(floats, floats, floats),
-  plainLift(floats, floats, floats), lifted,
+  lift(floats, floats, floats),
+  lift(floats, floats, floats, 1),
+  project(floats, floats, floats),
+  liftReference(floats, floats, floats),
+  plainLift(floats, floats, floats),
+  lifted,
 ];
 {
   using scoped = Basis.open(body);
@@ -41,7 +69,9 @@ for (const next of reader) next.sequence satisfies number;
 
 const bases = Bases.load('bases');
 const station = new Station({
-  hiddenDim: 4, layers: [3, 6], bases,
+  hiddenDim: 4,
+  layers: [3, 6],
+  bases,
   forward: async ({ residuals, signal }) => {
     if (signal.aborted) throw new Vent(503, 'busy', { retry_after_ms: 1 });
     return residuals;

@@ -11,7 +11,8 @@ import * as proto from 'aeon-proto';
 import { thrown } from './support.js';
 
 const root = fileURLToPath(new URL('..', import.meta.url));
-const run = (source) => execFileSync(process.execPath, ['--input-type=module', '-e', source], { cwd: root, encoding: 'utf8' }).trim();
+const run = (source) =>
+  execFileSync(process.execPath, ['--input-type=module', '-e', source], { cwd: root, encoding: 'utf8' }).trim();
 
 test('the web entry works once init was given a module, and says so before', () => {
   const output = run(`
@@ -54,11 +55,23 @@ test('arguments of the wrong type are a TypeError that says what came', () => {
     [() => proto.decodeAmplituhedronReply(buffer), 'blob must be a Uint8Array, got ArrayBuffer'],
     [() => proto.decodeFrame('0003'), 'data must be a Uint8Array, got string'],
     [() => proto.decodeFrame(undefined), 'data must be a Uint8Array, got undefined'],
-    [() => proto.encodeAmplituhedronReply({ hit: true, tailResidual: [1, 2] }), 'tailResidual must be a Float32Array, got Array'],
-    [() => proto.encodeAmplituhedronReply({ hit: true, tailResidual: new Float64Array(1) }), 'tailResidual must be a Float32Array, got Float64Array'],
-    [() => proto.encodeAmplituhedronReply({ tailResidual: new Float32Array(1) }), 'hit must be a boolean, got undefined'],
+    [
+      () => proto.encodeAmplituhedronReply({ hit: true, tailResidual: [1, 2] }),
+      'tailResidual must be a Float32Array, got Array',
+    ],
+    [
+      () => proto.encodeAmplituhedronReply({ hit: true, tailResidual: new Float64Array(1) }),
+      'tailResidual must be a Float32Array, got Float64Array',
+    ],
+    [
+      () => proto.encodeAmplituhedronReply({ tailResidual: new Float32Array(1) }),
+      'hit must be a boolean, got undefined',
+    ],
     [() => proto.encodeAmplituhedronReply(null), 'the argument must be an object, got null'],
-    [() => proto.encodeFrame({ streamId: '3', sequence: 1 }), 'streamId must be a whole number from 0 to 65535, got string'],
+    [
+      () => proto.encodeFrame({ streamId: '3', sequence: 1 }),
+      'streamId must be a whole number from 0 to 65535, got string',
+    ],
     [() => proto.encodeFrame({ streamId: 3, sequence: 1, meta: 5 }), 'meta must be an object or JSON text, got number'],
     [
       () => proto.encodeFrame({ streamId: 3, sequence: 1, payload: new Uint8Array(2), meta: {} }),
@@ -78,11 +91,21 @@ test('arguments of the wrong type are a TypeError that says what came', () => {
 
 test('numbers that do not fit their field are a RangeError, never cut', () => {
   const capture = {
-    prefixHash: 0n, prefixLen: 1, layerLo: 0, layerHi: 1, tailResidual: new Float32Array(1), kvSlab: new Float32Array(0),
+    prefixHash: 0n,
+    prefixLen: 1,
+    layerLo: 0,
+    layerHi: 1,
+    tailResidual: new Float32Array(1),
+    kvSlab: new Float32Array(0),
   };
   proto.encodeAmplituhedronCapture(capture);
   for (const wrong of [
-    { prefixHash: -1n }, { prefixHash: 1n << 64n }, { prefixLen: 2 ** 32 }, { prefixLen: 1.5 }, { prefixLen: NaN }, { layerLo: 65536 },
+    { prefixHash: -1n },
+    { prefixHash: 1n << 64n },
+    { prefixLen: 2 ** 32 },
+    { prefixLen: 1.5 },
+    { prefixLen: NaN },
+    { layerLo: 65536 },
     { layerHi: -1 },
   ]) {
     const [[key, value]] = Object.entries(wrong);
@@ -105,12 +128,22 @@ test('metas are checked on both ways', () => {
   const payload = (meta) => proto.encodePayload(meta);
   assert.deepEqual(payload({}), Uint8Array.of(0, 0));
   assert.deepEqual(payload('{}'), Uint8Array.of(0, 2, 0x7b, 0x7d), 'text is kept verbatim');
-  assert.deepEqual(code(() => payload('{"a":1,"a":2}')), ['DuplicateKey', { key: 'a' }]);
-  assert.deepEqual(code(() => payload([1])), ['NotObject', {}]);
-  assert.deepEqual(code(() => payload('{"a":}')), ['Syntax', { offset: 5 }]);
+  assert.deepEqual(
+    code(() => payload('{"a":1,"a":2}')),
+    ['DuplicateKey', { key: 'a' }],
+  );
+  assert.deepEqual(
+    code(() => payload([1])),
+    ['NotObject', {}],
+  );
+  assert.deepEqual(
+    code(() => payload('{"a":}')),
+    ['Syntax', { offset: 5 }],
+  );
   assert.equal(code(() => payload(`{"a":${'['.repeat(40)}${']'.repeat(40)}}`))[0], 'TooDeep');
   assert.deepEqual(
-    code(() => proto.parseRequestMeta('{"pos":"7"}')), ['Field', { key: 'pos', expected: 'a whole number from 0' }],
+    code(() => proto.parseRequestMeta('{"pos":"7"}')),
+    ['Field', { key: 'pos', expected: 'a whole number from 0' }],
   );
   assert.deepEqual(proto.parseRequestMeta('{"pos":7,"x":[{}]}'), { pos: 7, x: [{}] });
   const { meta } = proto.decodePayload(payload('{"__proto__":{"a":1}}'));
@@ -151,17 +184,29 @@ test('lifting what a basis cannot lift names the fault, in the order of the spec
   const basis = proto.Basis.open(readFileSync(new URL('../../../bases/demo/demo.pcab', import.meta.url)));
   const k = basis.componentsAt(3);
   const good = {
-    boundary: 3, k, hiddenDim: basis.hiddenDim, methodology: basis.methodology, basisFp: basis.basisFp, components: new Float32Array(k),
+    boundary: 3,
+    k,
+    hiddenDim: basis.hiddenDim,
+    methodology: basis.methodology,
+    basisFp: basis.basisFp,
+    components: new Float32Array(k),
   };
   assert.equal(basis.liftPcar(proto.encodePcar(good)).length, basis.hiddenDim);
   const wrong = {
-    components: new Float32Array(k).fill(NaN), boundary: 99, hiddenDim: 7, methodology: 1, basisFp: 2,
+    components: new Float32Array(k).fill(NaN),
+    boundary: 99,
+    hiddenDim: 7,
+    methodology: 1,
+    basisFp: 2,
   };
   // Each fault hides those behind it.
   let body = { ...good };
   for (const [key, code] of [
-    ['components', 'NonFinite'], ['boundary', 'BoundaryNotInBasis'], ['hiddenDim', 'HiddenDim'],
-    ['methodology', 'MethodologyMismatch'], ['basisFp', 'UnknownBasis'],
+    ['components', 'NonFinite'],
+    ['boundary', 'BoundaryNotInBasis'],
+    ['hiddenDim', 'HiddenDim'],
+    ['methodology', 'MethodologyMismatch'],
+    ['basisFp', 'UnknownBasis'],
   ]) {
     body = { ...body, [key]: wrong[key] };
     const error = thrown(() => basis.liftPcar(proto.encodePcar(body)));
@@ -184,7 +229,11 @@ test('the examples of the README run', () => {
     examples.forEach((source, n) => {
       const file = join(folder, `example-${n}.js`);
       writeFileSync(file, source);
-      const output = execFileSync(process.execPath, [file], { cwd: join(root, '../..'), encoding: 'utf8', timeout: 20_000 });
+      const output = execFileSync(process.execPath, [file], {
+        cwd: join(root, '../..'),
+        encoding: 'utf8',
+        timeout: 20_000,
+      });
       const expected = [...source.matchAll(/console\.log\(.*\); \/\/ (.*)$/gm)].map(([, text]) => text);
       assert.ok(expected.length > 0, `example ${n} shows nothing`);
       assert.deepEqual(output.trim().split('\n'), expected, `example ${n}`);
