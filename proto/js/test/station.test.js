@@ -28,7 +28,7 @@ import { Bases, Peer, Station, Vent, listenUdp, listenUnix } from 'aeon-proto/st
 import { bits, thrown } from './support.js';
 
 const repo = fileURLToPath(new URL('../../..', import.meta.url));
-const PATIENCE = 10_000;
+const PATIENCE = 30_000;
 let folder;
 let bases;
 let sockets = 0;
@@ -320,6 +320,45 @@ test('work that takes time is withdrawn by a cancel, in the order of its session
   assert.equal((await client.request(Route.FORWARD, {}, raw(1))).meta.status, 200);
 });
 
+test('a request that failed after it rewound its session leaves it where the request began', async () => {
+  let result = ({ residuals }) => residuals;
+  const { client } = await serve({ hiddenDim: 4, forward: (input) => result(input) });
+  assert.equal((await client.request(Route.FORWARD, { session: 's' }, raw(5))).meta.pos, 0);
+  result = async () => {
+    throw new Vent(503, 'busy');
+  };
+  assert.equal((await client.request(Route.FORWARD, { session: 's', pos: 2 }, raw(1))).meta.status, 503);
+  result = ({ residuals }) => residuals;
+  assert.equal((await client.request(Route.FORWARD, { session: 's' }, raw(1))).meta.pos, 2);
+});
+
+test('on UDP a copy of what is being worked on is dropped', async () => {
+  const done = [];
+  const forward = ({ residuals }) => new Promise((resolve) => done.push(() => resolve(residuals)));
+  const station = new Station({ hiddenDim: 4, forward });
+  const listener = await listenUdp(station, '127.0.0.1', 0);
+  ends.push(listener.close);
+  const socket = dgram.createSocket('udp4');
+  ends.push(async () => socket.close());
+  const answers = [];
+  socket.on('message', (datagram) => answers.push(decodeFrame(datagram).streamId));
+  const send = (frame) => socket.send(encodeFrame(frame), listener.address.port, '127.0.0.1');
+  const request = { streamId: Route.FORWARD, sequence: 1, meta: { session: 's', pos: 0 }, body: raw(1) };
+  send(request);
+  send(request);
+  send({ streamId: Route.HEALTH, sequence: 2, meta: {} });
+  const until = async (count) => {
+    while (answers.length < count) await once(socket, 'message', { signal: AbortSignal.timeout(PATIENCE) });
+  };
+  await until(1);
+  assert.deepEqual([answers, done.length, station.counters.dropped.duplicate], [[Route.HEALTH], 1, 1]);
+  done[0]();
+  await until(2);
+  send({ streamId: Route.HEALTH, sequence: 3, meta: {} });
+  await until(3);
+  assert.deepEqual(answers, [Route.HEALTH, Route.FORWARD, Route.HEALTH], 'one answer');
+});
+
 test('cancels are found behind more requests than are taken at once', async () => {
   let begun = 0;
   const done = [];
@@ -474,6 +513,7 @@ test('a peer that does not read its answers is not read from either', async () =
     await new Promise((resolve) => setTimeout(resolve, 300));
   }
   assert.ok(seen < 300, `${seen} of 1024 requests were read`);
+  assert.ok(socket.writableLength > 32 << 20, `only ${socket.writableLength} bytes are still with the peer`);
   // It goes on when the peer does.
   const reader = new FrameReader();
   let answers = 0;
