@@ -4,6 +4,7 @@
 
 /// Fewer bytes than a field needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[cfg_attr(feature = "js", derive(serde::Serialize))]
 #[error("{needed} bytes expected at offset {offset}, {left} left")]
 pub struct Truncated {
     /// Where the field starts, in bytes from the start of the buffer.

@@ -102,6 +102,7 @@ pub enum Kind {
 
 /// Why bytes are not a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[cfg_attr(feature = "js", derive(serde::Serialize))]
 pub enum DecodeError {
     /// Fewer bytes than a header has.
     #[error("{got} bytes, a frame header has 10")]
@@ -127,6 +128,7 @@ pub enum DecodeError {
 
 /// Why a frame cannot be encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[cfg_attr(feature = "js", derive(serde::Serialize))]
 pub enum EncodeError {
     /// The payload does not fit 24 bits of length.
     #[error("payload of {len} bytes, a frame holds at most 16777215")]

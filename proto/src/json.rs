@@ -13,6 +13,7 @@ pub const MAX_DEPTH: usize = 32;
 
 /// Why a text is not an object by the rules of this protocol.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[cfg_attr(feature = "js", derive(serde::Serialize))]
 pub enum Error {
     /// Not JSON at all.
     #[error("not JSON at byte {offset}")]

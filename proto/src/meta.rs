@@ -15,6 +15,7 @@ pub const MAX_SESSION_LEN: usize = 64;
 
 /// Why a meta text is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[cfg_attr(feature = "js", derive(serde::Serialize))]
 pub enum Error {
     /// Not an object by the rules of this protocol.
     #[error("meta: {0}")]

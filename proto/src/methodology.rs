@@ -25,6 +25,7 @@ pub const MAX_INTEGER: u64 = 1 << 53;
 
 /// Why a text is no methodology spec.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[cfg_attr(feature = "js", derive(serde::Serialize))]
 pub enum Error {
     /// Not an object by the rules of this protocol.
     #[error("methodology: {0}")]
@@ -59,6 +60,7 @@ pub enum Error {
 
 /// Why a rule gives no `k`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[cfg_attr(feature = "js", derive(serde::Serialize))]
 pub enum KError {
     /// The rule is one that this version does not know.
     #[error("unknown k_rule")]

@@ -19,6 +19,7 @@ use crate::{
 
 /// Why a payload does not split into meta and body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[cfg_attr(feature = "js", derive(serde::Serialize))]
 pub enum Error {
     /// Fewer than the 2 bytes of `meta_len`.
     #[error("payload of {got} bytes has no room for the meta length")]

@@ -39,6 +39,7 @@ pub struct Header {
 
 /// A header field, in the order of the layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "js", derive(serde::Serialize))]
 pub enum Field {
     /// `boundary`
     Boundary,
@@ -66,6 +67,7 @@ impl core::fmt::Display for Field {
 
 /// Why a body is no PCAR sequence. Blocks count from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[cfg_attr(feature = "js", derive(serde::Serialize))]
 pub enum DecodeError {
     /// The body ends inside a block. An empty body ends inside block 0: there is no sequence of no positions.
     #[error("pcar block {block} takes {needed} bytes, {left} left")]
@@ -110,6 +112,7 @@ pub enum DecodeError {
 
 /// Why components cannot be written as PCAR.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[cfg_attr(feature = "js", derive(serde::Serialize))]
 pub enum EncodeError {
     /// `k` is 0.
     #[error("pcar with k = 0")]

@@ -7,6 +7,7 @@ use alloc::{borrow::Cow, vec::Vec};
 
 /// A body whose length is no whole number of 4-byte values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[cfg_attr(feature = "js", derive(serde::Serialize))]
 #[error("body of {len} bytes is no multiple of 4")]
 pub struct LengthError {
     /// Bytes of the body.
@@ -15,6 +16,7 @@ pub struct LengthError {
 
 /// A NaN or infinity where only finite numbers are allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[cfg_attr(feature = "js", derive(serde::Serialize))]
 #[error("value {index} is NaN or infinite")]
 pub struct NonFinite {
     /// Which value, counted from 0.

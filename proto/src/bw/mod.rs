@@ -41,6 +41,7 @@ const CODED: [&str; 3] = [OCTET_STREAM, "application/json", "text/plain"];
 
 /// Why bytes are not a blob. The first fault in the order of the bytes is told, the fingerprint last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[cfg_attr(feature = "js", derive(serde::Serialize))]
 pub enum DecodeError {
     /// Fewer bytes than a field needs.
     #[error("{needed} bytes expected at offset {offset}, {left} left")]
@@ -164,6 +165,7 @@ impl From<Truncated> for DecodeError {
 
 /// Why bytes cannot be encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[cfg_attr(feature = "js", derive(serde::Serialize))]
 pub enum EncodeError {
     /// The content does not fit 32 bits of length.
     #[error("content of {len} bytes, a blob holds at most 4294967295")]

@@ -4,6 +4,7 @@ use crate::{bw, cursor::Truncated};
 
 /// Why bytes are not an envelope. A missing header is told before anything that it might have said.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[cfg_attr(feature = "js", derive(serde::Serialize))]
 pub enum BwahError {
     /// Fewer bytes than the header, or than the header announces.
     #[error("{needed} bytes expected at offset {offset}, {left} left")]
@@ -73,6 +74,7 @@ impl BlobFault {
 
 /// Which payload is at fault, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[cfg_attr(feature = "js", derive(serde::Serialize))]
 #[error("{blob}")]
 pub struct BlobError {
     /// Which one.
@@ -84,6 +86,7 @@ pub struct BlobError {
 
 /// The two payloads of an envelope.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "js", derive(serde::Serialize))]
 pub enum Blob {
     /// The residual at the last position of the prefix.
     Tail,
@@ -102,6 +105,7 @@ impl core::fmt::Display for Blob {
 
 /// What can be wrong with a payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[cfg_attr(feature = "js", derive(serde::Serialize))]
 pub enum BlobFault {
     /// It is no blob.
     #[error("no .bw blob")]
@@ -119,6 +123,7 @@ pub enum BlobFault {
 
 /// Why values cannot be put into an envelope: a payload's blob does not fit 32 bits of length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[cfg_attr(feature = "js", derive(serde::Serialize))]
 #[error("{blob} of {values} values is too long for an envelope")]
 pub struct EncodeError {
     /// Which payload.

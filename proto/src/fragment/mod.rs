@@ -68,6 +68,7 @@ impl Header {
 
 /// Why a frame cannot be sent in parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[cfg_attr(feature = "js", derive(serde::Serialize))]
 pub enum SplitError {
     /// A datagram size without room for a part, or over [`MAX_MTU`].
     #[error("datagrams of {mtu} bytes, 5 to 65507 are possible")]

@@ -29,6 +29,7 @@ impl Default for Limits {
 
 /// Why a datagram was dropped. What was kept of the frame before is kept on, except after [`Dropped::OverLimit`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[cfg_attr(feature = "js", derive(serde::Serialize))]
 pub enum Dropped {
     /// Fewer bytes than a header, or nothing behind it.
     #[error("{got} bytes, a fragment header and a part expected")]

@@ -26,6 +26,7 @@ mod x86;
 
 /// Slices whose lengths do not fit together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[cfg_attr(feature = "js", derive(serde::Serialize))]
 pub enum ShapeError {
     /// The mean has no values, so there is no width.
     #[error("mean of width 0")]

@@ -4,6 +4,7 @@ use crate::json;
 
 /// A section of a basis file. Entries count from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "js", derive(serde::Serialize))]
 pub enum Section {
     /// The mean of an entry.
     Mean(u32),
@@ -28,6 +29,7 @@ impl core::fmt::Display for Section {
 
 /// Why bytes are no basis file. All numbers are bytes or offsets from the start of the file unless said otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[cfg_attr(feature = "js", derive(serde::Serialize))]
 pub enum OpenError {
     /// The file ends before something it must hold: the header, what `file_len` says, or the table of entries.
     #[error("basis file of {got} bytes, at least {needed} expected")]
@@ -165,6 +167,7 @@ pub enum OpenError {
 
 /// Why the numbers of a well-formed basis file are no basis.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[cfg_attr(feature = "js", derive(serde::Serialize))]
 pub enum VerifyError {
     /// A byte between two sections is not zero.
     #[error("padding byte {offset} is {got:#04x}, 0 expected")]
@@ -249,6 +252,7 @@ pub enum VerifyError {
 
 /// Why numbers cannot be written as a basis file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[cfg_attr(feature = "js", derive(serde::Serialize))]
 pub enum WriteError {
     /// The width is 0.
     #[error("basis file of width 0")]
