@@ -39,7 +39,7 @@ use serde_json::{Value, json};
 use support::{array, bytes, load, number, string, unhex};
 
 /// Sections that no schema can describe, and why.
-const NO_BYTES: [(&str, &str, &str); 10] = [
+const NO_BYTES: [(&str, &str, &str); 12] = [
     ("aeon-flow.json", "ordering", "sequence numbers, no bytes"),
     ("kernel.json", "cases", "arithmetic"),
     ("methodology.json", "cases", "JSON text"),
@@ -47,6 +47,8 @@ const NO_BYTES: [(&str, &str, &str); 10] = [
     ("meta.json", "invalid_requests", "JSON text"),
     ("meta.json", "replay_keys", "JSON text"),
     ("meta.json", "invalid_replay_keys", "JSON text"),
+    ("meta.json", "shards", "JSON text"),
+    ("meta.json", "invalid_shards", "JSON text"),
     ("meta.json", "hellos", "JSON text"),
     ("meta.json", "invalid_hellos", "JSON text"),
     ("body.json", "heads", "words whose kind the meta says; the frames of station.json hold some"),

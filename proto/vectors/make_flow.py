@@ -175,6 +175,29 @@ def bad_hellos():
     yield "width-as-text", {**HELLO_ANSWER, "model": {**HELLO_ANSWER["model"], "hidden_dim": "128"}}
 
 
+def shards():
+    """Name, meta of a PUT, and the value that a GET gives back, as text."""
+    values = ["null", "false", "0", "-1", "18446744073709551615", "-9223372036854775808", "2.5", '""', '"\u00e9"', "[]", "{}",
+              '{"b":1,"a":[{"c":null},true],"\u0001":0}', "[[[1]]]"]
+    for n, value in enumerate(values):
+        yield f"value-{n}", '{"shard":"a","key":"k","value":%s}' % value, ("a", "k"), value
+    yield "names-of-256-bytes", text({"shard": "\u00e9" * 128, "key": "k" * 256, "value": 1}), ("\u00e9" * 128, "k" * 256), "1"
+    yield "spaces-and-other-keys", ' { "value" : [ 1 , 2 ] , "x" : 1, "key" : " " , "shard" : "a/b" } ', ("a/b", " "), "[1,2]"
+
+
+def bad_shards():
+    """Name, meta of a PUT, status."""
+    good = {"shard": "a", "key": "k", "value": 1}
+    for key in good:
+        yield f"without-{key}", text({k: v for k, v in good.items() if k != key}), 400
+    for key in ("shard", "key"):
+        for n, value in enumerate(["", "x" * 257, "\u00e9" * 129, 7, None, ["a"]]):
+            yield f"{key}-{n}", text({**good, key: value}), 400
+    yield "value-with-a-key-twice", '{"shard":"a","key":"k","value":{"a":1,"a":2}}', 400
+    yield "value-too-deep", '{"shard":"a","key":"k","value":' + "[" * 32 + "]" * 32 + "}", 400
+    yield "nothing", "", 400
+
+
 # ---------------------------------------------------------------- bodies
 
 
@@ -374,6 +397,8 @@ def main():
         "invalid_requests": ({"id": n, "text": t, "error": e, "key": k} for n, t, e, k in bad_metas()),
         "replay_keys": ({"id": n, "text": t, "fields": f} for n, t, f in replay_keys()),
         "invalid_replay_keys": ({"id": n, "text": t, "error": "Field", "key": k} for n, t, k in bad_replay_keys()),
+        "shards": ({"id": n, "text": t, "shard": s, "key": k, "value": v} for n, t, (s, k), v in shards()),
+        "invalid_shards": ({"id": n, "text": t, "status": s} for n, t, s in bad_shards()),
         "hellos": ({"id": n, "text": text(v), "fields": v} for n, v in hellos()),
         "invalid_hellos": ({"id": n, "text": text(v)} for n, v in bad_hellos()),
     })
