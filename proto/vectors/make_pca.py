@@ -94,7 +94,7 @@ def align(data):
 
 
 def pcab_file(hidden_dim, methodology, entries, meta):
-    """entries: (boundary, mean, basis rows or the index of an earlier entry, variances)"""
+    """entries: (boundary, mean, basis rows or the index of an earlier entry, variances[, a k to write in place of the basis's])"""
     at = 64 + 32 * len(entries)
     table, sections, bases = b"", b"", []
     base = at + -at % 64
@@ -106,13 +106,14 @@ def pcab_file(hidden_dim, methodology, entries, meta):
         sections += f32s(values)
         return start
 
-    for boundary, mean, basis, variance in entries:
+    for boundary, mean, basis, variance, *other_k in entries:
         mean_off = place(mean)
         if isinstance(basis, int):
             k, basis_off = bases[basis]
         else:
             k, basis_off = len(basis), place([v for row in basis for v in row])
         bases.append((k, basis_off))
+        k = other_k[0] if other_k else k
         table += struct.pack("<IIQQQ", boundary, k, mean_off, basis_off, place(variance))
     sections = align(sections)
     meta_off = base + len(sections)
@@ -162,6 +163,10 @@ def pcab_cases():
     yield good("empty object", 1, 1, [(2**32 - 1, [2.0], [[-1.0]], [4.0, 4.0])], b"{}")
     yield good("k = d", 2, 9, [(1, [0.0, 0.0], [[0.0, 1.0], [1.0, 0.0]], [2.0, 2.0, 4.0])], '{"é":"\U0001d11e"}'.encode())
 
+    row = [[0.0, 1.0]]
+    thrice = [(n, [0.0, 0.0], 0 if n else row, [1.0, 2.0]) for n in range(3)]
+    yield good("three entries of one basis", 2, 9, thrice, b"{}")
+
     o = "open"
     yield bad("empty", b"", o, "Truncated")
     yield bad("header cut", small[:63], o, "Truncated")
@@ -190,6 +195,10 @@ def pcab_cases():
     yield bad("k over the width", put(68, "I", 4), o, "TooManyComponents")
     yield bad("k of all ones", put(68, "I", 2**32 - 1), o, "TooManyComponents")
     yield bad("shared basis of another k", put(100, "I", 1), o, "SharedBasisK")
+    two = (0, [0.0, 0.0], [[1.0, 0.0], [0.0, 1.0]], [2.0, 1.0, 3.0])
+    for k in (0, 1):
+        sharing = [two, (1, [0.0, 0.0], 0, [1.0] * (k + 1), k)]
+        yield bad("shared basis of another k, else in order: %d" % k, pcab_file(2, 0, sharing, b"{}"), o, "SharedBasisK")
     yield bad("mean not aligned", put(72, "Q", 196), o, "Unaligned")
     yield bad("mean over the table", put(72, "Q", 128), o, "Overlap")
     yield bad("mean after a gap", put(72, "Q", 256), o, "Gap")
