@@ -24,7 +24,7 @@ for target in "$@"; do
     -timeout=10 -rss_limit_mb=1024 -use_value_profile=1 -print_final_stats=1 \
     -artifact_prefix="artifacts/$target/" >"$log" 2>&1; then
     tail -n 60 "$log"
-    echo "$target failed; run it again on the file named above, and make that file a test" >&2
+    echo "$target failed; the input is named above. Put it into fuzz/corpus/$target: cargo test runs what lies there" >&2
     exit 1
   fi
   stat() { sed -n "s/^stat::$1: *//p" "$log"; }

@@ -86,4 +86,10 @@ for index, frame in enumerate(frames[:40:4]):
     first, second = part(index, 0, 2, frame[:half]), part(index, 1, 2, frame[half:])
     seed("fragments", datagram(0, 1, part(index, 0, 1, frame)))
     seed("fragments", datagram(0, 1, second) + datagram(1, 1, first) + datagram(0, 1, second) + datagram(0, 9, first))
-seed("fragments", b"".join(datagram(i % 4, 20, part(i, i % 3, 3, b"x" * 300)) for i in range(20)))
+# Over each limit of the check: frames in all and of one peer, bytes of one peer, age.
+seed("fragments", b"".join(datagram(i % 4, 20, part(i, i % 3, 3, b"x" * 60)) for i in range(20)))
+seed("fragments", b"".join(datagram(0, 1, part(i, 0, 3, b"x" * 5)) for i in range(6)))
+seed("fragments", b"".join(datagram(0, 1, part(i // 3, i % 3, 4, b"x" * 300)) for i in range(6)))
+seed("fragments", b"".join(datagram(i % 2, 250, part(1, i % 5, 5, b"x" * 9)) for i in range(12)))
+for index, total in [(0, 0), (3, 3), (255, 3), (2, 2)]:
+    seed("fragments", datagram(0, 1, part(1, 0, 3, b"abc")) + datagram(0, 1, part(1, index, total, b"abc")))

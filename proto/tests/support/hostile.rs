@@ -186,7 +186,13 @@ pub(crate) fn fragments(bytes: &[u8]) {
         (datagram, rest) = behind.split_at(len);
         now += u64::from(*wait);
         came += len.saturating_sub(4);
-        match reassembler.push(now, &(peer % 4), datagram) {
+        let outcome = reassembler.push(now, &(peer % 4), datagram);
+        if let Some((&[_, _, index, total], _)) = datagram.split_first_chunk::<4>()
+            && index >= total
+        {
+            assert!(outcome.is_err(), "part {index} of {total} was taken");
+        }
+        match outcome {
             Ok(Outcome::Complete(whole)) => handed_on += whole.len(),
             Ok(Outcome::Waiting | Outcome::Duplicate) => {}
             Err(dropped) => drop(dropped.to_string()),
