@@ -40,6 +40,7 @@ fn ask(station: &Station, frame: &[u8], is_proven: bool) -> Option<Vec<u8>> {
     let address: SocketAddr = "192.0.2.7:4000".parse().unwrap();
     let peer = Peer {
         carrier: Carrier::Udp,
+        connection: 0,
         address: Some(address),
         is_proven,
         max_reply_len: 65_507,

@@ -244,6 +244,7 @@ fn the_receiver_answers_as_the_identity_backend_does() {
     let here = Station::with_bases("here".to_owned(), model, bases, Limits::default(), 1).unwrap();
     let peer = Peer {
         carrier: Carrier::Unix,
+        connection: 0,
         address: None,
         is_proven: true,
         max_reply_len: MAX_FRAME_LEN,

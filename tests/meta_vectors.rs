@@ -136,6 +136,7 @@ fn ask(station: &Station, route: Route, meta: &str, body: &[u8]) -> (Flags, Stri
     frame.finish().unwrap();
     let peer = Peer {
         carrier: Carrier::Unix,
+        connection: 0,
         address: None,
         is_proven: true,
         max_reply_len: 16_777_225,

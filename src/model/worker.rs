@@ -477,7 +477,7 @@ mod tests {
         // One thread is held in its work until it is released; which of the two takes it is not known.
         let (release, wait) = mpsc::channel::<bool>();
         let (tx, rx) = mpsc::channel();
-        pool.submit(None, 1, move || {
+        pool.submit(ONE, None, 1, move |_| {
             tx.send(std::thread::current().name().map(str::to_owned)).unwrap();
             // Each message is a step of the work.
             while wait.recv().unwrap() {
