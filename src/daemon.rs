@@ -6,6 +6,7 @@ use crate::{
     admin::HttpListener,
     basis::{Registry, registry::RegistryError},
     config::Config,
+    control::Control,
     model::{
         LayerRange,
         error::LoadError,
@@ -22,6 +23,7 @@ use crate::{
         uds::{self, UdsListener},
     },
     station::Station,
+    telemetry,
 };
 
 /// How often unused sessions are looked for.
@@ -71,7 +73,7 @@ pub enum StartError {
 /// A node that serves.
 #[derive(Debug)]
 pub struct Node {
-    station: Arc<Station>,
+    control: Control,
     shutdown: Shutdown,
     grace: std::time::Duration,
     uds: Option<PathBuf>,
@@ -114,7 +116,8 @@ impl Node {
             None => None,
             Some(address) => {
                 let bound = HttpListener::bind(address, config.allow.clone()).await;
-                Some(bound.map_err(listen_error(format!("HTTP {address}")))?)
+                let bound = bound.map_err(listen_error(format!("HTTP {address}")))?;
+                Some(bound.with_control(config.admin_allow.clone()))
             }
         };
         let model = load(config).await?;
@@ -122,6 +125,7 @@ impl Node {
         let station = Station::with_bases(name, model, bases, config.limits.clone(), config.workers);
         let station = station.map_err(StartError::Threads)?;
         let station = Arc::new(station);
+        let control = Control::new(Arc::clone(&station));
         let shutdown = Shutdown::default();
         let acceptor = Acceptor::new(
             Arc::clone(&station),
@@ -131,7 +135,7 @@ impl Node {
             shutdown.clone(),
         );
         let uds = config.uds.clone();
-        let mut node = Self { station, shutdown, grace: config.grace, uds, udp: None, tcp: None, http: None };
+        let mut node = Self { control, shutdown, grace: config.grace, uds, udp: None, tcp: None, http: None };
         if let Some(socket) = socket {
             let listener = UdsListener::new(socket, config.uds_options.credentials.clone());
             let listener = listener.map_err(listen_error("the Unix socket".to_owned()))?;
@@ -145,18 +149,21 @@ impl Node {
         }
         if let Some(udp) = udp {
             node.udp = Some(udp.local_addr().map_err(listen_error("UDP".to_owned()))?);
-            node.shutdown.spawn(udp.run(Arc::clone(&node.station), node.shutdown.clone()));
+            node.shutdown.spawn(udp.run(station.clone(), node.shutdown.clone()));
         }
         if let Some(http) = http {
             node.http = Some(http.local_addr().map_err(listen_error("HTTP".to_owned()))?);
             let timeout = config.connection.half_frame_timeout;
-            node.shutdown.spawn(http.run(Arc::clone(&node.station), timeout, node.shutdown.clone()));
+            node.shutdown.spawn(http.run(node.control.clone(), timeout, node.shutdown.clone()));
         }
-        let (station, shutdown) = (Arc::clone(&node.station), node.shutdown.clone());
+        let shutdown = node.shutdown.clone();
         node.shutdown.spawn(async move {
             loop {
                 tokio::select! {
-                    () = tokio::time::sleep(EXPIRY_PERIOD) => drop(station.expire_sessions(Instant::now())),
+                    () = tokio::time::sleep(EXPIRY_PERIOD) => {
+                        station.expire_sessions(Instant::now());
+                        telemetry::faults::tell_suppressed(false);
+                    }
                     () = shutdown.draining() => return,
                 }
             }
@@ -167,7 +174,13 @@ impl Node {
     /// The station that it serves.
     #[must_use]
     pub fn station(&self) -> &Arc<Station> {
-        &self.station
+        self.control.station()
+    }
+
+    /// What an operator can ask of it, and what it is doing.
+    #[must_use]
+    pub fn control(&self) -> &Control {
+        &self.control
     }
 
     /// Where it listens for datagrams.
@@ -191,7 +204,7 @@ impl Node {
     /// The line that says that it is ready, for people and scripts.
     #[must_use]
     pub fn ready_line(&self) -> String {
-        let info = self.station.model().info();
+        let info = self.station().model().info();
         let mut line = "ready".to_owned();
         if let Some(path) = &self.uds {
             line += &format!(" uds={}", path.display());
@@ -210,8 +223,10 @@ impl Node {
 
     /// Refuses new work, lets work in flight end within the grace period, then stops. Returns whether all of it ended.
     pub async fn stop(self) -> bool {
-        self.station.drain();
-        self.shutdown.finish(self.grace).await
+        self.control.drain();
+        let ended = self.shutdown.finish(self.grace).await;
+        telemetry::faults::tell_suppressed(true);
+        ended
     }
 
     /// Stops at once.
@@ -278,7 +293,12 @@ pub async fn run(config: &Config) -> Result<(), StartError> {
         tokio::select! {
             _ = terminate.recv() => break "SIGTERM",
             _ = interrupt.recv() => break "SIGINT",
-            _ = hangup.recv() => reload(&node).await,
+            () = node.control.drain_requested() => break "POST /drain",
+            _ = hangup.recv() => {
+                let control = node.control.clone();
+                // What comes of it is logged and published; a signal to stop need not wait for it.
+                node.shutdown.spawn(async move { drop(control.reload().await) });
+            }
         }
     };
     tracing::info!(signal = name, grace_s = config.grace.as_secs(), "draining");
@@ -291,16 +311,4 @@ pub async fn run(config: &Config) -> Result<(), StartError> {
         _ = interrupt.recv() => shutdown.kill(),
     }
     Ok(())
-}
-
-/// Loads bases and methodologies again; what is wrong with them is said, and the old ones stay.
-async fn reload(node: &Node) {
-    let bases = Arc::clone(node.station.bases());
-    match blocking(move || bases.reload()).await {
-        Ok(reload) => tracing::warn!(?reload, "bases loaded again"),
-        Err(error) => {
-            let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-            tracing::error!(%error, cause, "bases not loaded again, the old ones stay");
-        }
-    }
 }

@@ -11,6 +11,8 @@ use std::{
     thread::JoinHandle,
 };
 
+use crate::telemetry::faults::{Fault, fault};
+
 /// How much may wait.
 #[derive(Debug, Clone, Copy)]
 pub struct QueueLimits {
@@ -179,7 +181,7 @@ fn run(shared: &Shared) {
         drop(queue);
         // Work answers for its own failures; a panic that still gets here must not take the thread along.
         if catch_unwind(AssertUnwindSafe(work)).is_err() {
-            tracing::error!("model work panicked");
+            fault!(ERROR, Fault::Panic, "model work panicked");
         }
         queue = shared.lock();
         queue.items -= 1;

@@ -13,8 +13,9 @@ use crate::{
     station::{
         Station,
         error::RequestError,
-        request::{Carrier, Peer},
+        request::{Carrier, Origin, Peer},
     },
+    telemetry::faults::{Fault, fault},
 };
 
 /// Takes accepted sockets into service. Copies share one bound on connections.
@@ -55,12 +56,13 @@ impl Acceptor {
     }
 
     /// Serves a socket, or refuses it with a vent if its peer is not allowed or there is no room.
-    pub(super) fn admit(&self, socket: impl StreamSocket, carrier: Carrier, is_allowed: bool) {
+    pub(super) fn admit(&self, socket: impl StreamSocket, carrier: Carrier, origin: Origin, is_allowed: bool) {
         let counters = self.station.counters();
         counters.connections.add_one();
         let peer = Peer {
             carrier,
             address: None,
+            origin,
             is_proven: true,
             max_reply_len: self.station.limits().max_frame_len,
             default_session: self.connection_session.then(|| random_name().into()),
@@ -78,13 +80,18 @@ impl Acceptor {
             Ok(permit) => {
                 let serving =
                     serve(socket, peer, Arc::clone(&self.station), self.options.clone(), self.shutdown.clone());
+                let counters = Arc::clone(counters);
                 self.shutdown.spawn(async move {
                     serving.await;
+                    counters.connections_closed.add_one();
                     drop(permit);
                 });
             }
             Err(error) => {
                 counters.connections_refused.add_one();
+                counters.connections_closed.add_one();
+                counters.faults.of(error.fault()).add_one();
+                fault!(WARN, error.fault(), carrier = carrier.name(), peer = %origin, %error, "connection refused: {error}");
                 let (framing, flags) = (self.options.framing, peer.reply_flags(false));
                 self.shutdown.spawn(async move { refuse(socket, framing, flags, &error).await });
             }
@@ -93,7 +100,8 @@ impl Acceptor {
 
     /// Accepting fails for reasons that pass (a connection that is gone already, no descriptors left): say so and go on.
     pub(super) async fn after_error(&self, error: &io::Error) {
-        tracing::warn!(%error, "cannot accept a connection");
+        self.station.counters().faults.of(Fault::Accept).add_one();
+        fault!(WARN, Fault::Accept, %error, "cannot accept a connection: {error}");
         // Without descriptors the next try fails at once too: give others time to close theirs.
         tokio::time::sleep(Duration::from_millis(50)).await;
     }

@@ -54,7 +54,13 @@ impl Station {
         };
         let Place { session, bytes, context, key } = place;
         let (core, token, reply_to) = (Arc::clone(&self.core), cancel.clone(), reply_to());
-        let queued = move || reply_to.finish(core.answer(&context, key, |core, out| work(core, &token, out)));
+        let (ticket, span) = (core.counters.in_flight.begin(context.arrived), tracing::Span::current());
+        let queued = move || {
+            let _entered = span.enter();
+            let reply = core.answer(&context, key, |core, out| work(core, &token, out));
+            drop(ticket);
+            reply_to.finish(reply);
+        };
         if let Err(full) = workers.submit(session, bytes, queued) {
             return Err(RequestError::Overloaded {
                 items: full.items,
@@ -79,15 +85,14 @@ impl Core {
         let success = matches!(result, Ok(Done::Replied));
         if let Err(error) = result {
             out.clear();
-            context.write_vent(&error, &mut out);
+            context.write_vent(self, &error, &mut out);
             self.counters.errors.add_one();
         }
         if let Some(key) = key {
             self.duplicates.finish(key, success.then_some(&out));
         }
-        if out.is_empty() || !context.fit_reply(self, 0, &mut out) {
-            return None;
-        }
-        Some(out)
+        let is_answered = !out.is_empty() && context.fit_reply(self, 0, &mut out);
+        context.answered(self, &out);
+        is_answered.then_some(out)
     }
 }
