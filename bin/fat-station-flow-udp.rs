@@ -6,7 +6,7 @@ mod node;
 
 use std::{net::SocketAddr, process::ExitCode};
 
-use aeon_station::config::{Config, ListenSettings, ModelSettings, Settings};
+use aeon_station::config::{Config, ListenSettings, LogSettings, ModelSettings, Settings};
 use clap::Parser;
 
 /// Serves layers of a language model over aeon-flow on UDP, one frame a datagram
@@ -22,13 +22,15 @@ struct Cli {
     #[arg(long, value_name = "CIDR")]
     allow: Option<Vec<String>>,
     #[command(flatten)]
+    log: LogSettings,
+    #[command(flatten)]
     description: node::SelfDescription,
 }
 
 fn main() -> ExitCode {
-    let Cli { bind, model, allow, description } = common::parse();
+    let Cli { bind, model, allow, log, description } = common::parse();
     node::run_node::<Cli>(&description, || {
         let listen = ListenSettings { udp: bind, allow, ..ListenSettings::default() };
-        Config::try_from(Settings { model, listen, ..Settings::default() })
+        Config::try_from(Settings { model, listen, log, ..Settings::default() })
     })
 }

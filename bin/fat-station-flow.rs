@@ -6,7 +6,7 @@ mod node;
 
 use std::{path::PathBuf, process::ExitCode};
 
-use aeon_station::config::{Config, ListenSettings, ModelSettings, Settings};
+use aeon_station::config::{Config, ListenSettings, LogSettings, ModelSettings, Settings};
 use clap::Parser;
 
 /// Serves layers of a language model over aeon-flow on a Unix socket
@@ -25,11 +25,13 @@ struct Cli {
     #[arg(long)]
     connection_session: bool,
     #[command(flatten)]
+    log: LogSettings,
+    #[command(flatten)]
     description: node::SelfDescription,
 }
 
 fn main() -> ExitCode {
-    let Cli { socket, model, stock_clients, connection_session, description } = common::parse();
+    let Cli { socket, model, stock_clients, connection_session, log, description } = common::parse();
     node::run_node::<Cli>(&description, || {
         let listen = ListenSettings {
             uds: socket,
@@ -37,6 +39,6 @@ fn main() -> ExitCode {
             connection_session: Some(connection_session),
             ..ListenSettings::default()
         };
-        Config::try_from(Settings { model, listen, ..Settings::default() })
+        Config::try_from(Settings { model, listen, log, ..Settings::default() })
     })
 }

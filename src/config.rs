@@ -27,6 +27,7 @@ use crate::{
         auth::AuthOptions,
         limits::{Limits, MAX_DATAGRAM_LEN},
     },
+    telemetry::log::{DEFAULT_LEVEL, LogFormat, LogOptions, is_level},
 };
 
 /// Seconds that clocks may differ.
@@ -162,7 +163,7 @@ settings! {
         /// TCP frames without a length in front
         #[arg(long, global = true, env = "AEON_BARE_FRAMES", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", help_heading = "Listeners")]
         bare_frames: bool,
-        /// HTTP address to listen on, for the prefix replay cache and health checks
+        /// HTTP address to listen on, for the prefix replay cache, metrics, health checks, reload and drain
         #[arg(long, global = true, env = "AEON_HTTP", value_name = "ADDR:PORT", help_heading = "Listeners")]
         http: SocketAddr,
         /// Networks that may send over UDP, TCP and HTTP; replaces the default, loopback
@@ -177,6 +178,9 @@ settings! {
         /// Take unsigned requests on the Unix socket all the same
         #[arg(long, global = true, env = "AEON_AUTH_EXEMPT_UNIX", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", help_heading = "Listeners")]
         auth_exempt_unix: bool,
+        /// Networks that may reload and drain over HTTP, of those in --allow; replaces the default, loopback
+        #[arg(long, global = true, env = "AEON_ADMIN_ALLOW", value_name = "CIDR", value_delimiter = ',', help_heading = "Listeners")]
+        admin_allow: Vec<String>,
         /// Serve clients that know flag 0x20 as POISON: every reply carries FIN alone (not with UDP)
         #[arg(long, global = true, env = "AEON_STOCK_CLIENTS", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", help_heading = "Listeners")]
         stock_clients: bool,
@@ -243,6 +247,18 @@ settings! {
     }
 }
 
+settings! {
+    /// What a node logs, and where.
+    LogSettings {
+        /// Form of log lines: auto is the journal if standard error leads there, else text [default: auto]
+        #[arg(long, global = true, env = "AEON_LOG_FORMAT", value_name = "FORM", help_heading = "Log")]
+        log_format: LogFormat,
+        /// What is logged: off, error, warn, info, debug, trace, also by part, as in warn,aeon_station::request=debug [default: warn]
+        #[arg(long, global = true, env = "AEON_LOG", value_name = "LEVEL", help_heading = "Log")]
+        log_level: String,
+    }
+}
+
 /// All settings of a node, as a file holds them.
 #[derive(Debug, Clone, Default, PartialEq, Args, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
@@ -259,6 +275,9 @@ pub struct Settings {
     /// `[limits]`
     #[command(flatten)]
     pub limits: LimitSettings,
+    /// `[log]`
+    #[command(flatten)]
+    pub log: LogSettings,
 }
 
 impl Settings {
@@ -280,6 +299,7 @@ impl Settings {
             model: self.model.or(other.model),
             listen: self.listen.or(other.listen),
             limits: self.limits.or(other.limits),
+            log: self.log.or(other.log),
         }
     }
 }
@@ -315,6 +335,8 @@ pub struct Config {
     pub allow: AllowList,
     /// The shared key that requests must be signed with; `None` for none.
     pub auth: Option<AuthOptions>,
+    /// Who may reload and drain over HTTP, of those.
+    pub admin_allow: AllowList,
     /// Options of connections.
     pub connection: ConnectionOptions,
     /// Whether requests without a session share one per connection.
@@ -325,13 +347,15 @@ pub struct Config {
     pub limits: Limits,
     /// Time for work in flight when stopping.
     pub grace: Duration,
+    /// What is logged, and where.
+    pub log: LogOptions,
 }
 
 impl TryFrom<Settings> for Config {
     type Error = ConfigError;
 
     fn try_from(settings: Settings) -> Result<Self, ConfigError> {
-        let Settings { name, model, listen, limits } = settings;
+        let Settings { name, model, listen, limits, log } = settings;
         let spec = ModelSpec::parse(model.model.as_deref().unwrap_or("demo"))?;
         let layers = model.layers.as_deref().map(LayerSpec::parse).transpose()?.map(|layers| layers.range());
         if let Some(path) = &listen.uds {
@@ -349,12 +373,21 @@ impl TryFrom<Settings> for Config {
         let mode = u32::from_str_radix(mode, 8).ok().filter(|mode| *mode <= 0o777).ok_or_else(|| {
             ConfigError::Value { name: "uds-mode", got: mode.to_owned(), expected: "an octal mode such as 660" }
         })?;
-        let networks = listen.allow.unwrap_or_default();
-        let networks = networks.iter().map(|text| {
+        let networks = |name, texts: Option<Vec<String>>| {
             let expected = "a network such as 10.0.0.0/8, or an address";
-            parse_network(text).map_err(|_| ConfigError::Value { name: "allow", got: text.clone(), expected })
-        });
-        let allow = AllowList::new(networks.collect::<Result<_, _>>()?);
+            let texts = texts.unwrap_or_default().into_iter();
+            let networks =
+                texts.map(|text| parse_network(&text).map_err(|_| ConfigError::Value { name, got: text, expected }));
+            networks.collect::<Result<_, _>>().map(AllowList::new)
+        };
+        let allow = networks("allow", listen.allow)?;
+        let admin_allow = networks("admin-allow", listen.admin_allow)?;
+        let level = log.log_level.filter(|level| !level.is_empty()).unwrap_or_else(|| DEFAULT_LEVEL.to_owned());
+        if !is_level(&level) {
+            let expected = "off, error, warn, info, debug or trace, or directives such as warn,aeon_station=debug";
+            return Err(ConfigError::Value { name: "log-level", got: level, expected });
+        }
+        let log = LogOptions { format: log.log_format.unwrap_or_default(), level };
         let defaults = (Limits::default(), ConnectionOptions::default());
         let at_least = |name, value: Option<usize>, default: usize, least: usize, expected| match value {
             Some(value) if value < least => Err(ConfigError::Value { name, got: value.to_string(), expected }),
@@ -422,11 +455,13 @@ impl TryFrom<Settings> for Config {
             http: listen.http,
             allow,
             auth: auth(listen.auth_key_file, listen.auth_window, listen.auth_exempt_unix)?,
+            admin_allow,
             connection,
             connection_session: listen.connection_session.unwrap_or(false),
             max_connections: positive("max-connections", limits.max_connections, 16_384)?,
             limits: station_limits,
             grace: Duration::from_secs(limits.grace.unwrap_or(10)),
+            log,
         })
     }
 }
@@ -499,7 +534,7 @@ mod tests {
         };
         assert_eq!(check(|_| ()), Ok(()));
         type Edit = fn(&mut Settings);
-        let cases: [(Edit, &str); 11] = [
+        let cases: [(Edit, &str); 13] = [
             (|s| s.listen.auth_key_file = Some("/nowhere".into()), "/nowhere"),
             (|s| s.listen.auth_window = Some(5), "--auth-key-file"),
             (
@@ -514,6 +549,8 @@ mod tests {
             (|s| s.model.layers = Some("5..2".into()), "layers"),
             (|s| s.listen.uds_mode = Some("999".into()), "uds-mode"),
             (|s| s.listen.allow = Some(vec!["10.0.0.0/40".into()]), "allow"),
+            (|s| s.listen.admin_allow = Some(vec!["here".into()]), "admin-allow"),
+            (|s| s.log.log_level = Some("aeon_station=loudly".into()), "log-level"),
             (|s| s.limits.max_frame = Some(10), "max-frame"),
             (|s| s.limits.max_in_flight = Some(0), "max-in-flight"),
             (

@@ -6,6 +6,7 @@ use crate::{
     admin::HttpListener,
     basis::{Registry, registry::RegistryError},
     config::Config,
+    control::{Control, Phase},
     model::{
         LayerRange,
         error::LoadError,
@@ -26,6 +27,7 @@ use crate::{
         notify,
         sockets::{self, Inherited, SocketError},
     },
+    telemetry,
 };
 
 /// How often unused sessions are looked for.
@@ -78,7 +80,7 @@ pub enum StartError {
 /// A node that serves.
 #[derive(Debug)]
 pub struct Node {
-    station: Arc<Station>,
+    control: Control,
     shutdown: Shutdown,
     grace: std::time::Duration,
     uds: Vec<PathBuf>,
@@ -128,6 +130,7 @@ impl Node {
             station.require_auth(auth.clone());
         }
         let station = Arc::new(station);
+        let control = Control::new(Arc::clone(&station));
         let shutdown = Shutdown::default();
         let acceptor = Acceptor::new(
             Arc::clone(&station),
@@ -137,7 +140,7 @@ impl Node {
             shutdown.clone(),
         );
         let mut node = Self {
-            station,
+            control,
             shutdown,
             grace: config.grace,
             uds: Vec::new(),
@@ -157,18 +160,21 @@ impl Node {
         }
         for udp in sockets.udp {
             node.udp.push(udp.local_addr().map_err(listen_error("UDP"))?);
-            node.shutdown.spawn(udp.run(Arc::clone(&node.station), node.shutdown.clone()));
+            node.shutdown.spawn(udp.run(station.clone(), node.shutdown.clone()));
         }
         for http in sockets.http {
             node.http.push(http.local_addr().map_err(listen_error("HTTP"))?);
             let timeout = config.connection.half_frame_timeout;
-            node.shutdown.spawn(http.run(Arc::clone(&node.station), timeout, node.shutdown.clone()));
+            node.shutdown.spawn(http.run(node.control.clone(), timeout, node.shutdown.clone()));
         }
-        let (station, shutdown) = (Arc::clone(&node.station), node.shutdown.clone());
+        let shutdown = node.shutdown.clone();
         node.shutdown.spawn(async move {
             loop {
                 tokio::select! {
-                    () = tokio::time::sleep(EXPIRY_PERIOD) => drop(station.expire_sessions(Instant::now())),
+                    () = tokio::time::sleep(EXPIRY_PERIOD) => {
+                        station.expire_sessions(Instant::now());
+                        telemetry::faults::tell_suppressed(false);
+                    }
                     () = shutdown.draining() => return,
                 }
             }
@@ -179,7 +185,13 @@ impl Node {
     /// The station that it serves.
     #[must_use]
     pub fn station(&self) -> &Arc<Station> {
-        &self.station
+        self.control.station()
+    }
+
+    /// What an operator can ask of it, and what it is doing.
+    #[must_use]
+    pub fn control(&self) -> &Control {
+        &self.control
     }
 
     /// Where it listens for datagrams: the first address.
@@ -203,7 +215,7 @@ impl Node {
     /// The line that says that it is ready, for people and scripts.
     #[must_use]
     pub fn ready_line(&self) -> String {
-        let info = self.station.model().info();
+        let info = self.station().model().info();
         let mut line = "ready".to_owned();
         for path in &self.uds {
             line += &format!(" uds={}", path.display());
@@ -222,8 +234,10 @@ impl Node {
 
     /// Refuses new work, lets work in flight end within the grace period, then stops. Returns whether all of it ended.
     pub async fn stop(self) -> bool {
-        self.station.drain();
-        self.shutdown.finish(self.grace).await
+        self.control.drain();
+        let ended = self.shutdown.finish(self.grace).await;
+        telemetry::faults::tell_suppressed(true);
+        ended
     }
 
     /// Stops at once.
@@ -266,11 +280,12 @@ impl Sockets {
             let bound = TcpCarrier::bind(address, allow.clone()).await;
             tcp.push(bound.map_err(listen_error(format!("TCP {address}")))?);
         }
-        let http = inherited.http.into_iter().map(|socket| HttpListener::inherit(socket, allow.clone()));
+        let control = |http: HttpListener| http.with_control(config.admin_allow.clone());
+        let http = inherited.http.into_iter().map(|socket| HttpListener::inherit(socket, allow.clone()).map(control));
         let mut http = http.collect::<io::Result<Vec<_>>>().map_err(listen_error("an HTTP socket of systemd"))?;
         if let Some(address) = config.http.filter(|new| http.iter().all(|old| is_new(new, old.local_addr().ok()))) {
             let bound = HttpListener::bind(address, allow.clone()).await;
-            http.push(bound.map_err(listen_error(format!("HTTP {address}")))?);
+            http.push(control(bound.map_err(listen_error(format!("HTTP {address}")))?));
         }
         Ok(Self { uds, udp, tcp, http })
     }
@@ -339,21 +354,28 @@ pub async fn run(config: &Config) -> Result<(), StartError> {
         _ = terminate.recv() => return Ok(()),
         _ = interrupt.recv() => return Ok(()),
     };
-    let service = notify::Service::start(Arc::clone(&node.station));
+    let service = notify::Service::start(Arc::clone(node.station()));
+    let mut status = node.control.status();
     eprintln!("{}", node.ready_line());
     let name = loop {
         tokio::select! {
             _ = terminate.recv() => break "SIGTERM",
             _ = interrupt.recv() => break "SIGINT",
+            () = node.control.drain_requested() => break "POST /drain",
             _ = hangup.recv() => {
-                service.reloading();
-                reload(&node).await;
-                service.ready();
+                let control = node.control.clone();
+                // What comes of it is logged and published; a signal to stop need not wait for it.
+                node.shutdown.spawn(async move { drop(control.reload().await) });
+            }
+            Ok(()) = status.changed() => match status.borrow_and_update().phase {
+                Phase::Reloading => service.reloading(),
+                Phase::Serving => service.ready(),
+                Phase::Draining => {}
             }
         }
     };
     tracing::info!(signal = name, grace_s = config.grace.as_secs(), "draining");
-    let (station, shutdown) = (Arc::clone(&node.station), node.shutdown.clone());
+    let (station, shutdown) = (Arc::clone(node.station()), node.shutdown.clone());
     station.drain();
     service.stopping();
     let ended = tokio::select! {
@@ -368,16 +390,4 @@ pub async fn run(config: &Config) -> Result<(), StartError> {
         std::mem::forget(station);
     }
     Ok(())
-}
-
-/// Loads bases and methodologies again; what is wrong with them is said, and the old ones stay.
-async fn reload(node: &Node) {
-    let bases = Arc::clone(node.station.bases());
-    match blocking(move || bases.reload()).await {
-        Ok(reload) => tracing::warn!(?reload, "bases loaded again"),
-        Err(error) => {
-            let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-            tracing::error!(%error, cause, "bases not loaded again, the old ones stay");
-        }
-    }
 }

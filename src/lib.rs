@@ -9,6 +9,7 @@ pub mod basis;
 pub mod client;
 pub mod codec;
 pub mod config;
+pub mod control;
 pub mod daemon;
 pub mod demo;
 pub mod gguf;

@@ -17,7 +17,7 @@ use aeon_station::{
     station::{
         Station,
         limits::Limits,
-        request::{Carrier, Outcome, Peer, ReplyTo, Request},
+        request::{Carrier, Origin, Outcome, Peer, ReplyTo, Request},
     },
 };
 use common::{
@@ -41,6 +41,7 @@ fn ask(station: &Station, frame: &[u8], is_proven: bool) -> Option<Vec<u8>> {
     let peer = Peer {
         carrier: Carrier::Udp,
         connection: 0,
+        origin: Origin::Unknown,
         address: Some(address),
         is_proven,
         max_reply_len: 65_507,

@@ -35,7 +35,7 @@ use aeon_station::{
     station::{
         Station,
         limits::Limits,
-        request::{Carrier, Outcome, Peer, Request},
+        request::{Carrier, Origin, Outcome, Peer, Request},
     },
 };
 
@@ -245,6 +245,7 @@ fn the_receiver_answers_as_the_identity_backend_does() {
     let peer = Peer {
         carrier: Carrier::Unix,
         connection: 0,
+        origin: Origin::Unknown,
         address: None,
         is_proven: true,
         max_reply_len: MAX_FRAME_LEN,

@@ -18,7 +18,7 @@ use aeon_station::{
     station::{
         Station,
         limits::Limits,
-        request::{Carrier, Outcome, Peer, ReplyTo, Request},
+        request::{Carrier, Origin, Outcome, Peer, ReplyTo, Request},
     },
 };
 use serde_json::{Map, Value};
@@ -137,6 +137,7 @@ fn ask(station: &Station, route: Route, meta: &str, body: &[u8]) -> (Flags, Stri
     let peer = Peer {
         carrier: Carrier::Unix,
         connection: 0,
+        origin: Origin::Unknown,
         address: None,
         is_proven: true,
         max_reply_len: 16_777_225,

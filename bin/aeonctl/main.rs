@@ -1,5 +1,6 @@
 //! The client and toolbox for stations.
 
+mod admin;
 mod basis;
 mod bench;
 mod capture;
@@ -15,11 +16,15 @@ mod plot;
 mod query;
 mod replay;
 mod report;
+mod top;
 mod unfinished;
 
 use std::{path::PathBuf, process::ExitCode};
 
-use aeon_station::client::{ClientError, ClientOptions, StationAddress};
+use aeon_station::client::{
+    ClientError, ClientOptions, StationAddress,
+    admin::{AdminAddress, AdminError},
+};
 use clap::{Parser, Subcommand};
 
 /// Client and toolbox for aeon-flow stations
@@ -31,6 +36,9 @@ struct Cli {
     /// Station to use: uds:PATH, udp:ADDR:PORT or tcp:ADDR:PORT; several make a mesh, in the order of their layers
     #[arg(long = "station", value_name = "S", global = true)]
     stations: Vec<StationAddress>,
+    /// HTTP listener of a node, for top, reload and drain; several are asked one after the other [default: http://127.0.0.1:7080]
+    #[arg(long = "admin", env = "AEON_ADMIN", value_name = "URL", value_delimiter = ',', global = true)]
+    admins: Vec<AdminAddress>,
     /// Print JSON instead of text
     #[arg(long, global = true)]
     json: bool,
@@ -71,6 +79,12 @@ enum Command {
     Doctor,
     /// Measure and judge what this program is made of
     Bench(bench::Bench),
+    /// Watch stations: rates, latencies, bytes for each token, sessions, errors (of --admin by their metrics, of --station by HEALTH)
+    Top(top::Top),
+    /// Have nodes load their bases and methodologies again; if a file is bad, the old ones stay and the file is named
+    Reload,
+    /// Have nodes end: they refuse new work with 503, finish what is in flight, and exit
+    Drain,
     /// Ask the prefix replay caches of stations for a prefix
     Replay(replay::Replay),
     /// Fill the prefix replay caches of stations, from a session or a BWAH file
@@ -91,6 +105,7 @@ enum Command {
 /// What every command gets.
 struct Context {
     stations: Vec<StationAddress>,
+    admins: Vec<AdminAddress>,
     options: ClientOptions,
     json: bool,
 }
@@ -129,11 +144,23 @@ impl Context {
     }
 }
 
+/// Logs go to stderr; AEON_LOG says how much (`warn` by default).
+fn start_logging() {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("AEON_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        // Colours are for terminals, not for files and journals.
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .init();
+}
+
 fn main() -> ExitCode {
     // A reader that has seen enough (head, less) ends this program as it ends others, without a message.
     sigpipe::reset();
     let cli: Cli = common::parse();
-    common::start_logging();
+    start_logging();
     let auth = match cli.auth_key_file.as_deref().map(|path| (path, aeon_station::auth_key::read(path))) {
         None => None,
         Some((_, Ok(key))) => Some(key),
@@ -151,7 +178,7 @@ fn main() -> ExitCode {
         request_timeout: std::time::Duration::from_secs(cli.timeout),
         ..ClientOptions::default()
     };
-    let context = Context { stations: cli.stations, options, json: cli.json };
+    let context = Context { stations: cli.stations, admins: cli.admins, options, json: cli.json };
     let result = match cli.command {
         Command::Completions { shell } => {
             common::print_completions::<Cli>(shell);
@@ -182,6 +209,9 @@ fn run(command: Command, context: &Context) -> anyhow::Result<()> {
             Command::Generate(generate) => generate.run(context).await,
             Command::Demo(demo) => demo.run(context).await,
             Command::CaptureResiduals(capture) => capture.run(context).await,
+            Command::Top(top) => top.run(context).await,
+            Command::Reload => admin::reload(context).await,
+            Command::Drain => admin::drain(context).await,
             Command::Bench(bench) => bench.run(context).await,
             Command::Replay(replay) => replay.run(context).await,
             Command::Capture(capture) => capture.run(context).await,
@@ -199,6 +229,9 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     }
     if let Some(unhealthy) = error.downcast_ref::<doctor::Unhealthy>() {
         return if unhealthy.is_unreachable { common::UNAVAILABLE } else { 1 };
+    }
+    if error.is::<top::Unreachable>() || error.downcast_ref().is_some_and(AdminError::is_unreachable) {
+        return common::UNAVAILABLE;
     }
     match error.downcast_ref::<ClientError>() {
         Some(ClientError::Mesh { .. }) => common::USAGE,

@@ -29,18 +29,6 @@ pub(crate) fn report(error: &dyn std::error::Error) {
     eprintln!("{text}");
 }
 
-/// Logs go to stderr; AEON_LOG says how much (`warn` by default).
-pub(crate) fn start_logging() {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("AEON_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        // Colours are for terminals, not for files and journals.
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
-        .init();
-}
-
 /// Prints the completions of a program.
 pub(crate) fn print_completions<C: CommandFactory>(shell: clap_complete::Shell) {
     let mut command = C::command();

@@ -6,10 +6,11 @@ use aeon_station::{
     config::{Config, ConfigError},
     daemon,
     model::{error::LoadError, upstream::UpstreamError},
+    telemetry,
 };
 use clap::CommandFactory;
 
-use crate::common::{UNAVAILABLE, USAGE, print_completions, report, start_logging};
+use crate::common::{UNAVAILABLE, USAGE, print_completions, report};
 
 /// What a program writes about itself instead of running.
 #[derive(Debug, Clone, clap::Args)]
@@ -50,7 +51,6 @@ pub(crate) fn run_node<C: CommandFactory>(
             return ExitCode::FAILURE;
         }
     }
-    start_logging();
     let config = match config() {
         Ok(config) => config,
         Err(error) => {
@@ -58,6 +58,7 @@ pub(crate) fn run_node<C: CommandFactory>(
             return ExitCode::from(USAGE);
         }
     };
+    telemetry::log::start(&config.log, C::command().get_name());
     let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {

@@ -1,4 +1,4 @@
-//! The HTTP listener: the prefix replay cache, and whether the node lives and is ready. Spec: `proto/SPEC.md`, "HTTP".
+//! The HTTP listener: the prefix replay cache, and what operators see and ask. Spec: `proto/SPEC.md`, "HTTP".
 //!
 //! | method and path | answer |
 //! |---|---|
@@ -6,10 +6,19 @@
 //! | `POST /amplituhedron/capture` | 200 `{"captured":true}`, 4xx and 5xx as JSON |
 //! | `GET /live` | 200 as long as the process answers |
 //! | `GET /ready` | 200, or 503 once the node drains |
+//! | `GET /metrics` | all metrics, for Prometheus |
+//! | `GET /bases` | bases and methodologies in use, as JSON |
+//! | `GET /sessions` | sessions and their memory, as JSON; by a hash, because names are secrets of clients |
+//! | `POST /reload` | 200 with what changed, 422 with the bad file |
+//! | `POST /drain` | 202, and the node stops when work in flight has ended |
+//!
+//! The last two are for peers on the list of `admin-allow`, which is loopback unless something else is configured. A POST
+//! with an `Origin` header comes from a page in a browser and gets 403.
 //!
 //! The daemon starts it beside the other carriers; it sees the station's handler and knows no frame of theirs. Bodies have
 //! one limit, that of frames. A peer that is not on the allow list gets 403.
 
+mod control;
 mod replay;
 mod reply;
 
@@ -33,8 +42,10 @@ use tokio::{
 
 use self::reply::{Refusal, json};
 use crate::{
+    control::Control,
     net::{peer::AllowList, shutdown::Shutdown},
     station::Station,
+    telemetry::faults::{Fault, fault},
 };
 
 /// Connections at once.
@@ -48,10 +59,18 @@ const MAX_HEADERS: usize = 64;
 /// What every route sees.
 #[derive(Debug, Clone)]
 struct Admin {
-    station: Arc<Station>,
+    control: Control,
     /// Time for each started MiB of a request.
     timeout: Duration,
     bodies: Arc<Semaphore>,
+    /// Whether this peer may reload and drain.
+    may_control: bool,
+}
+
+impl Admin {
+    fn station(&self) -> &Arc<Station> {
+        self.control.station()
+    }
 }
 
 /// A bound HTTP listener.
@@ -59,6 +78,8 @@ struct Admin {
 pub struct HttpListener {
     listener: TcpListener,
     allow: AllowList,
+    /// Who may reload and drain, of those that are allowed.
+    control: AllowList,
 }
 
 impl HttpListener {
@@ -67,7 +88,13 @@ impl HttpListener {
     /// # Errors
     /// What the system said.
     pub async fn bind(address: SocketAddr, allow: AllowList) -> io::Result<Self> {
-        Ok(Self { listener: TcpListener::bind(address).await?, allow })
+        Ok(Self { listener: TcpListener::bind(address).await?, allow, control: AllowList::default() })
+    }
+
+    /// Who may reload and drain, of those that are allowed; loopback unless this is called.
+    #[must_use]
+    pub fn with_control(self, control: AllowList) -> Self {
+        Self { control, ..self }
     }
 
     /// Takes a non-blocking socket that listens already.
@@ -75,7 +102,7 @@ impl HttpListener {
     /// # Errors
     /// If the runtime cannot watch it.
     pub fn inherit(listener: std::net::TcpListener, allow: AllowList) -> io::Result<Self> {
-        Ok(Self { listener: TcpListener::from_std(listener)?, allow })
+        Ok(Self { listener: TcpListener::from_std(listener)?, allow, control: AllowList::default() })
     }
 
     /// Where it listens.
@@ -87,9 +114,12 @@ impl HttpListener {
     }
 
     /// Serves until draining begins. `timeout` is the time for each started MiB of a request.
-    pub async fn run(self, station: Arc<Station>, timeout: Duration, shutdown: Shutdown) {
+    pub async fn run(self, control: Control, timeout: Duration, shutdown: Shutdown) {
+        let faults = Arc::clone(control.station().counters());
         let bodies = Arc::new(Semaphore::new(MAX_BODIES));
-        let router = routes(Admin { station, timeout, bodies });
+        let admin = Admin { control, timeout, bodies, may_control: false };
+        let control_router = routes(Admin { may_control: true, ..admin.clone() });
+        let router = routes(admin);
         let refusal = Router::new().fallback(|| async { Refusal::PeerNotAllowed.into_response() });
         let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
         loop {
@@ -99,7 +129,11 @@ impl HttpListener {
             };
             match accepted {
                 Ok((socket, address, permit)) => {
-                    let router = if self.allow.allows(address.ip()) { router.clone() } else { refusal.clone() };
+                    let router = match self.allow.allows(address.ip()) {
+                        false => refusal.clone(),
+                        true if self.control.allows(address.ip()) => control_router.clone(),
+                        true => router.clone(),
+                    };
                     let serving = serve(socket, router, timeout, shutdown.clone());
                     shutdown.spawn(async move {
                         serving.await;
@@ -107,7 +141,8 @@ impl HttpListener {
                     });
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept an HTTP connection");
+                    faults.faults.of(Fault::Accept).add_one();
+                    fault!(WARN, Fault::Accept, %error, "cannot accept an HTTP connection: {error}");
                     // Without descriptors the next try fails at once too: give others time to close theirs.
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
@@ -137,7 +172,7 @@ async fn serve(socket: TcpStream, router: Router, timeout: Duration, shutdown: S
         tokio::select! {
             ended = connection.as_mut() => {
                 if let Err(error) = ended {
-                    tracing::debug!(%error, "HTTP connection ended");
+                    fault!(DEBUG, Fault::Http, %error, "HTTP connection ended: {error}");
                 }
                 return;
             }
@@ -156,13 +191,19 @@ fn routes(admin: Admin) -> Router {
         .route("/amplituhedron/capture", post(replay::capture))
         .route("/live", get(|| async { json(200, r#"{"live":true}"#) }))
         .route("/ready", get(ready))
+        .route("/metrics", get(control::metrics))
+        .route("/bases", get(control::bases))
+        .route("/sessions", get(control::sessions))
+        .route("/reload", post(control::reload))
+        .route("/drain", post(control::drain))
         .method_not_allowed_fallback(|| async { Refusal::Method.into_response() })
         .fallback(|| async { Refusal::UnknownPath.into_response() })
+        .layer(axum::middleware::from_fn(control::refuse_pages))
         .with_state(admin)
 }
 
 async fn ready(State(admin): State<Admin>) -> Response {
-    match admin.station.is_draining() {
+    match admin.station().is_draining() {
         false => json(200, r#"{"ready":true}"#),
         true => json(503, r#"{"ready":false,"error":"draining: this node is about to stop"}"#),
     }

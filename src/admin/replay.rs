@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     model::CancelToken,
-    station::request::{Carrier, Outcome, Peer, ReplyTo, Request},
+    station::request::{Carrier, Origin, Outcome, Peer, ReplyTo, Request},
 };
 
 /// The type of an envelope.
@@ -63,7 +63,7 @@ async fn turn(admin: &Admin) -> Result<OwnedSemaphorePermit, Elapsed> {
 
 /// `POST /amplituhedron/replay`: the key is the meta of a REPLAY frame.
 pub(super) async fn replay(State(admin): State<Admin>, request: HttpRequest<Body>) -> Response {
-    let max = admin.station.limits().max_frame_len;
+    let max = admin.station().limits().max_frame_len;
     let Ok(_body) = turn(&admin).await else { return Refusal::Busy.into_response() };
     match read_body(request, max, admin.timeout).await {
         Ok(body) => ask(&admin, &body).await.unwrap_or_else(Refusal::into_response),
@@ -79,18 +79,19 @@ async fn ask(admin: &Admin, key: &[u8]) -> Result<Response, Refusal> {
     frame.finish().map_err(|_| Refusal::NoText)?;
     let frame = Frame::decode_exact(&bytes).map_err(|_| Refusal::NoText)?;
     let peer = Peer {
-        carrier: Carrier::Tcp,
+        carrier: Carrier::Http,
         connection: 0,
         address: None,
+        origin: Origin::Unknown,
         is_proven: true,
-        max_reply_len: admin.station.limits().max_frame_len,
+        max_reply_len: admin.station().limits().max_frame_len,
         default_session: None,
         stock_replies: false,
     };
     let (done, answer) = oneshot::channel();
     let mut reply = Vec::new();
     let request = Request { peer: &peer, frame, arrived: Instant::now() };
-    match admin.station.handle(request, &mut reply, || Box::new(Waiting(done))) {
+    match admin.station().handle(request, &mut reply, || Box::new(Waiting(done))) {
         Outcome::Replied => {}
         Outcome::Queued(cancel) => {
             let _cancel = CancelOnDrop(cancel);
@@ -119,14 +120,14 @@ fn translate(reply: &[u8]) -> Option<Response> {
 
 /// `POST /amplituhedron/capture`: the body is an envelope.
 pub(super) async fn capture(State(admin): State<Admin>, request: HttpRequest<Body>) -> Response {
-    let max = admin.station.limits().max_frame_len;
+    let max = admin.station().limits().max_frame_len;
     let Ok(_body) = turn(&admin).await else { return Refusal::Busy.into_response() };
     let body = match read_body(request, max, admin.timeout).await {
         Ok(body) => body,
         Err(refusal) => return refusal.into_response(),
     };
     // Unpacking and hashing 16 MiB takes milliseconds: not on a thread that serves sockets.
-    let station = admin.station;
+    let station = Arc::clone(admin.station());
     match tokio::task::spawn_blocking(move || station.capture_envelope(&body)).await {
         Ok(Ok(())) => json(200, r#"{"captured":true}"#),
         Ok(Err(error)) => vent(&error),

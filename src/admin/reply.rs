@@ -14,7 +14,10 @@ use axum::{
 };
 use futures_util::StreamExt;
 
-use crate::station::error::RequestError;
+use crate::{
+    station::error::RequestError,
+    telemetry::faults::{Fault, fault},
+};
 
 /// Time in which what a refused client still sends is read and dropped, so that it gets to see the answer.
 const LINGER: Duration = Duration::from_secs(2);
@@ -25,11 +28,20 @@ pub(super) enum Refusal {
     /// From a network that is on no list.
     #[error("peer is not allowed; ask the operator of this node to list its network")]
     PeerNotAllowed,
+    /// From a peer that may look but not change anything.
+    #[error("this peer may not reload or drain; ask from the node's own machine, or list its network in admin-allow")]
+    ControlNotAllowed,
+    /// From a page in a browser.
+    #[error("requests of web pages (with an Origin header) are not taken")]
+    FromPage,
     /// No such path.
-    #[error("no such path; there are /amplituhedron/replay, /amplituhedron/capture, /live and /ready")]
+    #[error(
+        "no such path; there are /amplituhedron/replay, /amplituhedron/capture, /live, /ready, /metrics, /bases, \
+         /sessions, /reload and /drain"
+    )]
     UnknownPath,
     /// Another method.
-    #[error("method not allowed; the /amplituhedron paths take POST, /live and /ready take GET")]
+    #[error("method not allowed; the /amplituhedron paths, /reload and /drain take POST, all others take GET")]
     Method,
     /// A body over the limit.
     #[error("body is too large, at most {max} bytes are taken (max-frame)")]
@@ -65,7 +77,7 @@ pub(super) enum Refusal {
 impl Refusal {
     const fn status(&self) -> u16 {
         match self {
-            Self::PeerNotAllowed => 403,
+            Self::PeerNotAllowed | Self::ControlNotAllowed | Self::FromPage => 403,
             Self::UnknownPath => 404,
             Self::Method => 405,
             Self::TooLarge { .. } => 413,
@@ -82,7 +94,8 @@ impl Refusal {
             Self::TooLarge { .. } | Self::TooSlow { .. } | Self::Broken { .. } | Self::Busy | Self::PeerNotAllowed => {
                 true
             }
-            Self::UnknownPath | Self::Method | Self::NoText | Self::Internal => false,
+            Self::FromPage => true,
+            Self::ControlNotAllowed | Self::UnknownPath | Self::Method | Self::NoText | Self::Internal => false,
         }
     }
 
@@ -158,7 +171,7 @@ async fn collect(chunks: &mut BodyDataStream, max: usize, timeout: Duration) -> 
             Ok(Some(Ok(chunk))) if chunk.len() > max - body.len() => return Err(Refusal::TooLarge { max }),
             Ok(Some(Ok(chunk))) => body.extend_from_slice(&chunk),
             Ok(Some(Err(error))) => {
-                tracing::debug!(%error, "HTTP body broke off");
+                fault!(DEBUG, Fault::Http, %error, "HTTP body broke off: {error}");
                 return Err(Refusal::Broken { got: body.len() });
             }
             Err(_) => return Err(Refusal::TooSlow { got: body.len(), waited: started.elapsed() }),

@@ -1,6 +1,7 @@
 //! The client: one station over any carrier, and a mesh of stations as one model.
 
 pub mod address;
+pub mod admin;
 pub mod capture;
 pub mod connection;
 pub mod doctor;

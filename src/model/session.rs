@@ -179,6 +179,19 @@ struct Dropped {
     senders: Senders,
 }
 
+/// What a list of sessions says of one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SessionInfo {
+    /// Its name: a secret of its client.
+    pub name: Arc<str>,
+    /// Positions held; `None` while a request works on it.
+    pub positions: Option<usize>,
+    /// Memory held, in bytes.
+    pub bytes: usize,
+    /// Time since its last request began.
+    pub idle: Duration,
+}
+
 /// All sessions of a station.
 #[derive(Debug)]
 pub struct SessionTable {
@@ -316,6 +329,22 @@ impl SessionTable {
             table.evict(name);
         }
         expired.len()
+    }
+
+    /// All sessions, the one used last first. Waits for no request.
+    #[must_use]
+    pub fn list(&self, now: Instant) -> Vec<SessionInfo> {
+        let sessions: Vec<(Arc<str>, Arc<Session>)> =
+            lock(&self.table).sessions.iter().map(|(name, held)| (Arc::clone(name), Arc::clone(held))).collect();
+        let info = |(name, session): (Arc<str>, Arc<Session>)| SessionInfo {
+            name,
+            positions: session.state.try_lock().ok().map(|state| state.cache.len()),
+            bytes: session.bytes.load(Ordering::Acquire),
+            idle: now.saturating_duration_since(lock(&session.last_used).at),
+        };
+        let mut list: Vec<SessionInfo> = sessions.into_iter().map(info).collect();
+        list.sort_by_key(|session| session.idle);
+        list
     }
 
     /// Sessions held, and their bytes.
@@ -459,6 +488,24 @@ mod tests {
         // A client's own reset is no loss: appending begins anew.
         assert!(table.reset("a", None));
         assert!(open(&table, "a", None, now).is_ok());
+    }
+
+    #[test]
+    fn a_list_waits_for_no_request() {
+        let (table, start) = (table(4, 1 << 20), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let first = open(&table, "a", Some(0), at(1)).unwrap();
+        table.settle(&first, 4000);
+        let second = open(&table, "b", Some(0), at(2)).unwrap();
+        let working = second.lock();
+        let row = |name: &str, positions, state_bytes, idle| SessionInfo {
+            name: name.into(),
+            positions,
+            bytes: SESSION_OVERHEAD + state_bytes,
+            idle: Duration::from_secs(idle),
+        };
+        assert_eq!(table.list(at(5)), [row("b", None, 0, 3), row("a", Some(0), 4000, 4)]);
+        drop(working);
     }
 
     #[test]

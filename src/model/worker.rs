@@ -27,6 +27,8 @@ use std::{
     thread::JoinHandle,
 };
 
+use crate::telemetry::faults::{Fault, fault};
+
 thread_local! {
     /// The pulse of this thread, if it is a worker.
     static PULSE: RefCell<Option<Arc<AtomicU64>>> = const { RefCell::new(None) };
@@ -362,7 +364,7 @@ impl Drop for WorkerPool {
 /// Work answers for its own failures; a panic that still gets here must not take the thread along.
 fn call(work: Work, turn: Result<(), QueueFull>) {
     if catch_unwind(AssertUnwindSafe(|| work(turn))).is_err() {
-        tracing::error!("model work panicked");
+        fault!(ERROR, Fault::Panic, "model work panicked");
     }
 }
 

@@ -39,7 +39,10 @@ use crate::{
         error::RequestError,
         request::{Outcome, Peer, ReplyTo, Request},
     },
-    telemetry::GaugeShare,
+    telemetry::{
+        GaugeShare,
+        faults::{Fault, fault},
+    },
 };
 
 /// Bytes that one read takes at most.
@@ -172,6 +175,8 @@ struct Parked {
 struct Completion {
     id: u64,
     frame: Option<Vec<u8>>,
+    /// When the answer was there.
+    ready: Instant,
 }
 
 struct StreamReply {
@@ -182,7 +187,7 @@ struct StreamReply {
 impl ReplyTo for StreamReply {
     fn finish(self: Box<Self>, frame: Option<Vec<u8>>) {
         // A connection that is gone needs no answer.
-        let _ = self.done.send(Completion { id: self.id, frame });
+        let _ = self.done.send(Completion { id: self.id, frame, ready: Instant::now() });
     }
 }
 
@@ -212,6 +217,8 @@ struct Connection<S> {
     output: Vec<u8>,
     written: usize,
     blocked_since: Option<Instant>,
+    /// Since when the oldest reply in `output` is there.
+    ready_since: Option<Instant>,
     probe_at: Option<Instant>,
     in_flight: Vec<InFlight>,
     next_id: u64,
@@ -249,6 +256,7 @@ pub async fn serve<S: StreamSocket>(
         output: Vec::new(),
         written: 0,
         blocked_since: None,
+        ready_since: None,
         probe_at: None,
         in_flight: Vec::new(),
         next_id: 0,
@@ -263,7 +271,8 @@ pub async fn serve<S: StreamSocket>(
         () = shutdown.killed() => Ok(()),
     };
     if let Err(error) = end {
-        tracing::debug!(%error, "connection ended");
+        let Peer { carrier, origin, .. } = connection.peer;
+        fault!(DEBUG, Fault::Send, carrier = carrier.name(), peer = %origin, %error, "connection ended: {error}");
     }
     for request in &connection.in_flight {
         request.cancel.cancel();
@@ -599,7 +608,10 @@ impl<S: StreamSocket> Connection<S> {
         let done = &self.done;
         let request = Request { peer: &self.peer, frame, arrived };
         match self.station.handle(request, &mut self.output, || Box::new(StreamReply { id, done: done.clone() })) {
-            Outcome::Replied => patch_prefix(&mut self.output, start, self.options.framing),
+            Outcome::Replied => {
+                self.ready_since.get_or_insert_with(Instant::now);
+                patch_prefix(&mut self.output, start, self.options.framing);
+            }
             Outcome::Queued(cancel) => {
                 self.output.truncate(start);
                 let Frame { stream_id, sequence, .. } = frame;
@@ -641,6 +653,8 @@ impl<S: StreamSocket> Connection<S> {
                 self.output.extend_from_slice(&(frame.len() as u32).to_be_bytes());
             }
             self.output.extend_from_slice(&frame);
+            let ready = self.ready_since.get_or_insert(done.ready);
+            *ready = done.ready.min(*ready);
         }
     }
 
@@ -663,11 +677,13 @@ impl<S: StreamSocket> Connection<S> {
         error.write_vent(stream_id, sequence, self.peer.reply_flags(false), &mut self.output);
         patch_prefix(&mut self.output, start, self.options.framing);
         self.station.counters().errors.add_one();
+        self.station.counters().faults.of(error.fault()).add_one();
     }
 
     /// Says why the stream cannot be read on, and stops reading it.
     fn broken(&mut self, error: RequestError) {
-        tracing::debug!(%error, "stream cannot be read on");
+        let Peer { carrier, origin, .. } = self.peer;
+        fault!(DEBUG, error.fault(), carrier = carrier.name(), peer = %origin, %error, "stream cannot be read on: {error}");
         let (stream_id, sequence) = match &error {
             RequestError::Stream(
                 StreamError::PrefixMismatch { stream_id, sequence, .. }
@@ -713,6 +729,9 @@ impl<S: StreamSocket> Connection<S> {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
+        }
+        if let Some(ready) = self.ready_since.take() {
+            self.station.counters().stages.write.observe(ready.elapsed());
         }
         self.written = 0;
         self.blocked_since = None;

@@ -20,8 +20,9 @@ use crate::{
     station::{
         Station,
         error::RequestError,
-        request::{Carrier, Peer},
+        request::{Carrier, Origin, Peer},
     },
+    telemetry::faults::{Fault, fault},
 };
 
 /// Connections at once that are told why they are refused; more are only closed.
@@ -67,13 +68,15 @@ impl Acceptor {
     }
 
     /// Serves a socket, or refuses it with a vent if its peer is not allowed or there is no room.
-    pub(super) fn admit(&self, socket: impl StreamSocket, carrier: Carrier, is_allowed: bool) {
+    pub(super) fn admit(&self, socket: impl StreamSocket, carrier: Carrier, origin: Origin, is_allowed: bool) {
         static NEXT_CONNECTION: AtomicU64 = AtomicU64::new(1);
         let counters = self.station.counters();
+        counters.connections_accepted.add_one();
         let peer = Peer {
             carrier,
             connection: NEXT_CONNECTION.fetch_add(1, Ordering::Relaxed),
             address: None,
+            origin,
             is_proven: true,
             max_reply_len: self.station.limits().max_frame_len,
             default_session: self.connection_session.then(|| random_name().into()),
@@ -100,6 +103,8 @@ impl Acceptor {
             }
             Err(error) => {
                 counters.connections_refused.add_one();
+                counters.faults.of(error.fault()).add_one();
+                fault!(WARN, error.fault(), carrier = carrier.name(), peer = %origin, %error, "connection refused: {error}");
                 // The vent is a courtesy, for which a flood of connections must not take all descriptors.
                 let Ok(refusing) = Arc::clone(&self.refusals).try_acquire_owned() else { return };
                 let (framing, flags) = (self.options.framing, peer.reply_flags(false));
@@ -113,7 +118,8 @@ impl Acceptor {
 
     /// Accepting fails for reasons that pass (a connection that is gone already, no descriptors left): say so and go on.
     pub(super) async fn after_error(&self, error: &io::Error) {
-        tracing::warn!(%error, "cannot accept a connection");
+        self.station.counters().faults.of(Fault::Accept).add_one();
+        fault!(WARN, Fault::Accept, %error, "cannot accept a connection: {error}");
         // Without descriptors the next try fails at once too: give others time to close theirs.
         tokio::time::sleep(Duration::from_millis(50)).await;
     }

@@ -5,7 +5,7 @@ use std::{io, net::SocketAddr};
 use tokio::net::TcpListener;
 
 use super::{listener::Acceptor, peer::AllowList};
-use crate::station::request::Carrier;
+use crate::station::request::{Carrier, Origin};
 
 /// A bound TCP listener.
 #[derive(Debug)]
@@ -50,7 +50,8 @@ impl TcpCarrier {
                 Ok((socket, address)) => {
                     // A small request must not wait for the acknowledgement of the one before it.
                     let _ = socket.set_nodelay(true);
-                    acceptor.admit(socket, Carrier::Tcp, self.allow.allows(address.ip()));
+                    let is_allowed = self.allow.allows(address.ip());
+                    acceptor.admit(socket, Carrier::Tcp, Origin::Network(address), is_allowed);
                 }
                 Err(error) => acceptor.after_error(&error).await,
             }

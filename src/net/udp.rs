@@ -26,8 +26,9 @@ use crate::{
     station::{
         Station,
         error::RequestError,
-        request::{Carrier, Outcome, Peer, ReplyTo, Request},
+        request::{Carrier, Origin, Outcome, Peer, ReplyTo, Request},
     },
+    telemetry::faults::{Fault, fault},
 };
 
 /// Datagrams that one system call takes at most.
@@ -79,6 +80,8 @@ struct Completion {
     key: (SocketAddr, u16, u32),
     id: u64,
     frame: Option<Vec<u8>>,
+    /// When the answer was there.
+    ready: Instant,
 }
 
 struct DatagramReply {
@@ -92,7 +95,7 @@ impl ReplyTo for DatagramReply {
     fn finish(self: Box<Self>, frame: Option<Vec<u8>>) {
         let Self { path, key, id, done } = *self;
         // A carrier that has stopped sends nothing any more.
-        let _ = done.send(Completion { path, key, id, frame });
+        let _ = done.send(Completion { path, key, id, frame, ready: Instant::now() });
     }
 }
 
@@ -199,11 +202,11 @@ impl UdpCarrier {
                                 Ok(false) => {}
                                 // Tokio counts system calls, each of which may bring hundreds of datagrams.
                                 Ok(true) => tokio::task::yield_now().await,
-                                Err(error) => after_receive_error(&error).await,
+                                Err(error) => service.after_receive_error(&error).await,
                             }
                         }
                     }
-                    Err(error) => after_receive_error(&error).await,
+                    Err(error) => service.after_receive_error(&error).await,
                 },
                 () = shutdown.draining(), if !shutdown.is_draining() => {}
                 () = shutdown.killed() => break,
@@ -215,23 +218,24 @@ impl UdpCarrier {
     }
 }
 
-/// A receive error is about a datagram or a peer, never about the socket as a whole. One that repeats must not spin.
-async fn after_receive_error(error: &io::Error) {
-    tracing::debug!(%error, "cannot receive a datagram");
-    tokio::time::sleep(Duration::from_millis(1)).await;
-}
-
 struct Service {
     carrier: UdpCarrier,
     station: Arc<Station>,
     in_flight: HashMap<(SocketAddr, u16, u32), (u64, CancelToken)>,
     next_id: u64,
     done: mpsc::UnboundedSender<Completion>,
-    backlog: VecDeque<(Path, Vec<u8>)>,
+    backlog: VecDeque<(Path, Vec<u8>, Instant)>,
     output: Vec<u8>,
 }
 
 impl Service {
+    /// A receive error is about a datagram or a peer, never about the socket as a whole. One that repeats must not spin.
+    async fn after_receive_error(&self, error: &io::Error) {
+        self.station.counters().faults.of(Fault::Receive).add_one();
+        fault!(WARN, Fault::Receive, %error, "cannot receive a datagram: {error}");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+
     /// Handles what has come; returns whether there is more.
     fn receive(&mut self, buffers: &mut [u8]) -> io::Result<bool> {
         for _ in 0..BATCHES_PER_TURN {
@@ -295,6 +299,7 @@ impl Service {
             carrier: Carrier::Udp,
             connection: 0,
             address: Some(address),
+            origin: Origin::Network(address),
             is_proven: address.ip().is_loopback(),
             max_reply_len: self.station.limits().max_datagram_len,
             default_session: None,
@@ -307,7 +312,7 @@ impl Service {
         let done = &self.done;
         let reply_to = || -> Box<dyn ReplyTo> { Box::new(DatagramReply { path, key, id, done: done.clone() }) };
         match self.station.handle(Request { peer: &peer, frame, arrived }, &mut output, reply_to) {
-            Outcome::Replied => self.send(path, &output),
+            Outcome::Replied => self.send(path, &output, Instant::now()),
             Outcome::Queued(cancel) => {
                 self.in_flight.insert(key, (id, cancel));
             }
@@ -322,17 +327,17 @@ impl Service {
             self.in_flight.remove(&done.key);
         }
         if let Some(frame) = done.frame {
-            self.send(done.path, &frame);
+            self.send(done.path, &frame, done.ready);
         }
     }
 
-    fn send(&mut self, path: Path, frame: &[u8]) {
+    fn send(&mut self, path: Path, frame: &[u8], ready: Instant) {
         if !self.backlog.is_empty() {
-            return self.keep(path, frame.to_vec());
+            return self.keep(path, frame.to_vec(), ready);
         }
         match self.try_send(path, frame) {
-            Ok(()) => {}
-            Err(error) if error.kind() == ErrorKind::WouldBlock => self.keep(path, frame.to_vec()),
+            Ok(()) => self.sent(ready),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => self.keep(path, frame.to_vec(), ready),
             Err(error) if quinn_udp::is_msg_size_err(&error) => self.too_large(path, frame),
             Err(error) => self.failed(path, &error),
         }
@@ -345,20 +350,24 @@ impl Service {
         socket.try_io(Interest::WRITABLE, || state.try_send(UdpSockRef::from(socket), &transmit))
     }
 
-    fn keep(&mut self, path: Path, frame: Vec<u8>) {
+    fn sent(&self, ready: Instant) {
+        self.station.counters().stages.write.observe(ready.elapsed());
+    }
+
+    fn keep(&mut self, path: Path, frame: Vec<u8>, ready: Instant) {
         if self.backlog.len() < MAX_BACKLOG {
-            self.backlog.push_back((path, frame));
+            self.backlog.push_back((path, frame, ready));
         } else {
             self.station.counters().send_errors.add_one();
         }
     }
 
     fn send_backlog(&mut self) {
-        while let Some((path, frame)) = self.backlog.pop_front() {
+        while let Some((path, frame, ready)) = self.backlog.pop_front() {
             match self.try_send(path, &frame) {
-                Ok(()) => {}
+                Ok(()) => self.sent(ready),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    self.backlog.push_front((path, frame));
+                    self.backlog.push_front((path, frame, ready));
                     return;
                 }
                 Err(error) if quinn_udp::is_msg_size_err(&error) => self.too_large(path, &frame),
@@ -385,6 +394,7 @@ impl Service {
     /// The client repeats its request.
     fn failed(&self, path: Path, error: &io::Error) {
         self.station.counters().send_errors.add_one();
-        tracing::debug!(peer = %path.peer, %error, "cannot send a reply");
+        self.station.counters().faults.of(Fault::Send).add_one();
+        fault!(DEBUG, Fault::Send, peer = %path.peer, %error, "cannot send a reply: {error}");
     }
 }

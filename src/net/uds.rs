@@ -21,7 +21,7 @@ use socket2::{Domain, SockAddr, Socket, Type};
 use tokio::net::UnixListener;
 
 use super::{listener::Acceptor, peer::CredentialList};
-use crate::station::request::Carrier;
+use crate::station::request::{Carrier, Origin};
 
 /// Bytes of a socket path: `sun_path` holds 108, one of which ends it.
 const MAX_PATH_LEN: usize = 107;
@@ -267,8 +267,12 @@ impl UdsListener {
             };
             match accepted {
                 Ok((socket, _)) => {
-                    let allowed = socket.peer_cred().is_ok_and(|cred| self.credentials.allows(cred.uid(), cred.gid()));
-                    acceptor.admit(socket, Carrier::Unix, allowed);
+                    let peer = socket.peer_cred();
+                    let origin = peer
+                        .as_ref()
+                        .map_or(Origin::Unknown, |cred| Origin::Process { pid: cred.pid(), uid: cred.uid() });
+                    let allowed = peer.is_ok_and(|cred| self.credentials.allows(cred.uid(), cred.gid()));
+                    acceptor.admit(socket, Carrier::Unix, origin, allowed);
                 }
                 Err(error) => acceptor.after_error(&error).await,
             }

@@ -4,8 +4,6 @@
 //! someone has decided it. The text and the fields go to the peer; they hold what was expected and what came, never paths,
 //! model input or the cause of an internal error.
 
-use std::time::Instant;
-
 use aeon_proto::{
     bwah::BwahError,
     frame::Flags,
@@ -21,7 +19,7 @@ use crate::{
     codec::StreamError,
     model::{ModelError, kept::Provenance},
     replay::cache::CaptureError,
-    telemetry::Seldom,
+    telemetry::faults::{Fault, fault},
 };
 
 /// The longest error text that a peer gets, in bytes.
@@ -442,6 +440,38 @@ impl RequestError {
         }
     }
 
+    /// The kind of fault that this is in metrics, and whose share of log lines it takes.
+    #[must_use]
+    pub const fn fault(&self) -> Fault {
+        match self {
+            Self::Stream(_) | Self::HalfFrame { .. } => Fault::Stream,
+            Self::TooManyConnections { .. } => Fault::Connections,
+            Self::UnknownBasis { .. } => Fault::UnknownBasis,
+            Self::MethodologyMismatch { .. } => Fault::Methodology,
+            Self::BoundaryNotInBasis { .. } => Fault::BasisBoundary,
+            Self::Position { .. } => Fault::Position,
+            Self::Overloaded { .. } => Fault::Overloaded,
+            Self::NoCapacity { .. } => Fault::NoCapacity,
+            Self::Draining { .. } => Fault::Draining,
+            Self::Upstream { .. } | Self::UpstreamUnreachable { .. } => Fault::Upstream,
+            Self::Panicked => Fault::Panic,
+            // The others are told apart by their status alone.
+            _ => match self.status() {
+                Status::FORBIDDEN => Fault::Forbidden,
+                Status::NOT_FOUND | Status::NOT_IMPLEMENTED => Fault::NotHere,
+                Status::CONFLICT => Fault::Conflict,
+                Status::PRECONDITION_FAILED => Fault::UnknownBasis,
+                Status::TOO_LARGE => Fault::TooLarge,
+                Status::UNPROCESSABLE => Fault::NonFinite,
+                Status::CANCELLED => Fault::Cancelled,
+                Status::TIMEOUT => Fault::Deadline,
+                Status::UNAVAILABLE => Fault::Overloaded,
+                Status::INTERNAL => Fault::Model,
+                _ => Fault::BadRequest,
+            },
+        }
+    }
+
     /// The fields that a vent carries beside status and text.
     fn fields(&self, meta: &mut MetaWriter<'_, '_>) {
         match self {
@@ -578,29 +608,21 @@ impl RequestError {
 
     /// From a backend's error, whose cause stays in the operator's log.
     pub(crate) fn from_model(error: ModelError, retry_after_ms: u64) -> Self {
-        static SELDOM: Seldom = Seldom::new();
-        let log = || SELDOM.turn(Instant::now());
         match error {
             ModelError::Cancelled => Self::Cancelled,
             ModelError::NotHere { part, lo, hi, n_layers } => Self::NotHere { part, lo, hi, n_layers },
             ModelError::Upstream { status, text, expected_pos } => Self::Upstream { status, text, expected_pos },
             ModelError::UpstreamUnreachable { ref source, .. } => {
-                if let Some(left_out) = log() {
-                    tracing::warn!(error = %error, cause = %source, left_out, "upstream station does not answer");
-                }
+                fault!(WARN, Fault::Upstream, cause = %source, "{error}: {source}");
                 Self::UpstreamUnreachable { retry_after_ms }
             }
             ModelError::Compute { operation, ref source } => {
-                if let Some(left_out) = log() {
-                    tracing::error!(operation, cause = %source, left_out, "model failed");
-                }
+                fault!(ERROR, Fault::Model, operation, cause = %source, "model failed at {operation}: {source}");
                 Self::Compute { operation }
             }
             ModelError::CacheNotPortable => Self::CacheNotPortable,
             ModelError::ForeignCache | ModelError::CacheLen { .. } | ModelError::CacheNonFinite { .. } => {
-                if let Some(left_out) = log() {
-                    tracing::error!(error = %error, left_out, "model failed");
-                }
+                fault!(ERROR, Fault::Model, %error, "model failed: {error}");
                 Self::Compute { operation: "session cache" }
             }
         }

@@ -29,7 +29,7 @@ use super::{
 use crate::{
     model::{Cache, CancelToken, Head, HeadOutput, kept::Provenance, session::Refused, worker::WorkerPool},
     station::request::{Carrier, Outcome, ReplyTo, Request},
-    telemetry::Seldom,
+    telemetry::{Counters, traffic::Direction},
 };
 
 /// More than the header and the meta of any success of these routes take: 12 bytes, 8 members with numbers of at most 20
@@ -369,8 +369,33 @@ impl Core {
                 answer
             }
         };
-        self.write_reply(call, context, pos, (started, lift), &answer, out)?;
+        let queue = started.saturating_duration_since(context.arrived);
+        let compute = started.elapsed().saturating_sub(lift);
+        self.write_reply(call, context, pos, [queue, lift, compute], &answer, out)?;
+        self.note_work(call, [queue, lift, compute], &answer);
         Ok(Done::Replied)
+    }
+
+    /// Counts work that was done.
+    fn note_work(&self, call: &Call<'_>, [queue, lift, compute]: [Duration; 3], answer: &Answer) {
+        let Counters { stages, traffic, .. } = &*self.counters;
+        if call.operation == Operation::Reset {
+            return;
+        }
+        stages.queue.observe(queue);
+        stages.compute.observe(compute);
+        let raw = call.seq.saturating_mul(4 * self.model.info().hidden_dim);
+        let saved = |body: &[u8]| raw.saturating_sub(body.len()) as u64;
+        if call.lift.is_some() {
+            stages.lift.observe(lift);
+            traffic.saved_bytes(Direction::In).add(saved(&call.body));
+        }
+        if let Answer::Components(body) = answer {
+            traffic.saved_bytes(Direction::Out).add(saved(body));
+        }
+        if let Operation::Forward { .. } = call.operation {
+            traffic.positions.add(call.seq as u64);
+        }
     }
 
     fn embed(&self, body: &[u8]) -> Result<Vec<f32>, RequestError> {
@@ -382,7 +407,7 @@ impl Core {
         self.model.head(residuals, head, cancel).map_err(|error| self.model_error(error))
     }
 
-    fn model_error(&self, error: crate::model::ModelError) -> RequestError {
+    pub(super) fn model_error(&self, error: crate::model::ModelError) -> RequestError {
         RequestError::from_model(error, self.retry_after_ms())
     }
 
@@ -464,13 +489,7 @@ impl Core {
     fn checked(&self, output: Vec<f32>) -> Result<Vec<f32>, RequestError> {
         match residual::check_finite_values(&output) {
             Ok(()) => Ok(output),
-            Err(error) => {
-                static SELDOM: Seldom = Seldom::new();
-                if let Some(left_out) = SELDOM.turn(Instant::now()) {
-                    tracing::error!(index = error.index, left_out, "layers gave NaN or infinity for finite input");
-                }
-                Err(RequestError::ResultNonFinite { index: error.index })
-            }
+            Err(error) => Err(RequestError::ResultNonFinite { index: error.index }),
         }
     }
 
@@ -489,7 +508,7 @@ impl Core {
         call: &Call<'_>,
         context: &Context,
         pos: Option<usize>,
-        (started, lift): (Instant, Duration),
+        stages: [Duration; 3],
         answer: &Answer,
         out: &mut Vec<u8>,
     ) -> Result<(), RequestError> {
@@ -523,8 +542,7 @@ impl Core {
             meta.string("fp48", &format!("{:012x}", fp48(body)));
         }
         if call.timing {
-            let queue = micros(started.saturating_duration_since(context.arrived));
-            let (lift, compute) = (micros(lift), micros(started.elapsed().saturating_sub(lift)));
+            let [queue, lift, compute] = stages.map(micros);
             meta.raw("timing", &format!("{{\"queue_us\":{queue},\"lift_us\":{lift},\"compute_us\":{compute}}}"));
         }
         match answer {

@@ -11,13 +11,16 @@ pub mod error;
 mod hello;
 mod layers;
 pub mod limits;
+mod metrics;
 mod pca;
 mod queue;
 mod replay;
+mod report;
 pub mod request;
 mod shard;
 
 use std::{
+    hash::RandomState,
     net::SocketAddr,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
@@ -36,7 +39,7 @@ use self::{
     error::RequestError,
     limits::Limits,
     replay::Prefix,
-    request::{Carrier, Outcome, Peer, ReplyTo, Request},
+    request::{Carrier, Origin, Outcome, Peer, ReplyTo, Request},
     shard::ShardStore,
 };
 use crate::{
@@ -47,8 +50,34 @@ use crate::{
         worker::{Asker, WorkerPool},
     },
     replay::cache::{ReplayCache, Shape},
-    telemetry::Counters,
+    telemetry::{
+        Counters,
+        faults::{Fault, fault},
+        trace::TraceParent,
+        traffic::{BodyKind, Direction, Reply, RouteLabel},
+    },
 };
+
+pub use self::{metrics::Exposition, report::SessionTag};
+
+/// Where the span of a request and the line about its end are logged, so that they can be asked for alone.
+const REQUEST_TARGET: &str = "aeon_station::request";
+
+/// Logs why a request failed. What its span says is repeated only where spans are not logged.
+macro_rules! tell {
+    ($level:ident, $context:expr, $error:expr, $fault:expr) => {{
+        let (context, error, status) = ($context, $error, $error.status().0);
+        let route = Route(context.stream_id);
+        if tracing::enabled!(target: REQUEST_TARGET, tracing::Level::DEBUG) {
+            fault!($level, $fault, status, %error, "{route} refused: {error}");
+        } else {
+            let session = context.session.map(tracing::field::display);
+            let trace = context.trace.map(tracing::field::display);
+            let (sequence, peer) = (context.sequence, context.origin);
+            fault!($level, $fault, status, %route, sequence, %peer, session, trace, %error, "{route} refused: {error}");
+        }
+    }};
+}
 
 /// A reply may be this many times the size of a request from an address that is not proven, as QUIC does it.
 const AMPLIFICATION: usize = 3;
@@ -77,6 +106,8 @@ struct Core {
     duplicates: Duplicates,
     replay: ReplayCache,
     shards: ShardStore,
+    /// Makes the short names of sessions in logs and lists: nobody can tell a session's name from them.
+    session_tags: RandomState,
 }
 
 impl Station {
@@ -118,6 +149,7 @@ impl Station {
             addresses: AddressTokens::new(started),
             auth: OnceLock::new(),
             duplicates: Duplicates::default(),
+            session_tags: RandomState::new(),
         };
         Ok(Self { core: Arc::new(core), workers })
     }
@@ -209,8 +241,12 @@ impl Station {
     ) -> Outcome {
         let core = &*self.core;
         core.counters.requests.add_one();
+        let frame_len = request.frame.encoded_len() as u64;
+        core.counters.traffic.frame_bytes(Direction::In, request.peer.carrier).add(frame_len);
         let start = out.len();
         let mut context = Context::new(core, &request);
+        let span = context.span();
+        let _entered = span.enter();
         let mut key = None;
         // Work of inline backends runs here, on a task that may serve every UDP peer: a panic costs its own request alone.
         let dispatched =
@@ -218,7 +254,7 @@ impl Station {
         let outcome = dispatched.unwrap_or(Err(RequestError::Panicked)).unwrap_or_else(|error| {
             out.truncate(start);
             core.counters.errors.add_one();
-            context.write_vent(&error, out);
+            context.write_vent(core, &error, out);
             Outcome::Replied
         });
         if let Outcome::Queued(_) = outcome {
@@ -228,10 +264,12 @@ impl Station {
             let reply = out.get(start..).filter(|reply| context.is_success(reply));
             core.duplicates.finish(key, reply);
         }
-        match outcome {
+        let outcome = match outcome {
             Outcome::Replied if !context.fit_reply(core, start, out) => Outcome::Silent,
             outcome => outcome,
-        }
+        };
+        context.answered(core, out.get(start..).unwrap_or_default());
+        outcome
     }
 
     fn dispatch(
@@ -265,6 +303,7 @@ impl Station {
         }
         let payload = Payload::decode(request.frame.payload)?;
         let meta = RequestMeta::parse(payload.meta)?;
+        context.note(&self.core, route, &meta, request, payload.body.len());
         context.prove(&self.core, meta.token.as_deref());
         let (len, max) = (request.frame.encoded_len(), self.core.limits.max_datagram_len);
         if request.peer.carrier == Carrier::Udp && len > max {
@@ -348,11 +387,17 @@ struct Context {
     arrived: Instant,
     /// The nonce of the request that replies are signed for.
     nonce: Option<u128>,
+    /// Where the peer is, for logs.
+    origin: Origin,
+    /// Its session's short name, for logs.
+    session: Option<SessionTag>,
+    /// The trace that the request belongs to, for logs.
+    trace: Option<TraceParent>,
 }
 
 impl Context {
     fn new(core: &Core, request: &Request<'_>) -> Self {
-        let Peer { carrier, connection, address, is_proven, max_reply_len, .. } = *request.peer;
+        let Peer { carrier, connection, address, origin, is_proven, max_reply_len, .. } = *request.peer;
         let frame_len = request.frame.encoded_len();
         Self {
             stream_id: request.frame.stream_id,
@@ -366,6 +411,62 @@ impl Context {
             unproven_len: (!is_proven).then_some(frame_len.saturating_mul(AMPLIFICATION)),
             arrived: request.arrived,
             nonce: None,
+            origin,
+            session: None,
+            trace: None,
+        }
+    }
+
+    /// One span for each request. It costs something only where it is logged.
+    fn span(&self) -> tracing::Span {
+        tracing::debug_span!(
+            target: REQUEST_TARGET,
+            "request",
+            route = %Route(self.stream_id),
+            sequence = self.sequence,
+            carrier = self.carrier.name(),
+            peer = %self.origin,
+            session = tracing::field::Empty,
+            trace = tracing::field::Empty,
+            parent = tracing::field::Empty,
+            status = tracing::field::Empty,
+            micros = tracing::field::Empty,
+        )
+    }
+
+    /// Takes over what the meta says for logs, and counts the body.
+    fn note(&mut self, core: &Core, route: Route, meta: &RequestMeta<'_>, request: &Request<'_>, body_len: usize) {
+        let kind = BodyKind::of_request(route, meta);
+        core.counters.traffic.body_bytes(Direction::In, self.carrier, kind).add(body_len as u64);
+        let session = meta.session.as_deref().or(request.peer.default_session.as_deref());
+        self.session = session.map(|name| core.tag(name));
+        // A sender's trace that cannot be read is to be ignored, as if it were not there.
+        self.trace = meta.trace.as_deref().and_then(TraceParent::parse);
+        let span = tracing::Span::current();
+        if span.is_disabled() {
+            return;
+        }
+        if let Some(session) = self.session {
+            span.record("session", tracing::field::display(session));
+        }
+        if let Some(trace) = self.trace {
+            span.record("trace", tracing::field::display(trace));
+            span.record("parent", tracing::field::display(format_args!("{:016x}", trace.parent_id)));
+        }
+    }
+
+    /// Counts a request whose reply is ready; an empty one is none.
+    fn answered(&self, core: &Core, reply: &[u8]) {
+        let reply = if reply.is_empty() { Reply::NONE } else { Reply::read(reply) };
+        let route = RouteLabel::of(Route(self.stream_id));
+        let took = self.arrived.elapsed();
+        core.counters.traffic.answered(route, self.carrier, &reply);
+        core.counters.traffic.durations(route).observe(took);
+        if tracing::enabled!(target: REQUEST_TARGET, tracing::Level::DEBUG) {
+            let (status, micros) = (reply.code, u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
+            let span = tracing::Span::current();
+            span.record("status", status).record("micros", micros);
+            tracing::debug!(target: REQUEST_TARGET, "{} answered with {} in {micros} us", Route(self.stream_id), status);
         }
     }
 
@@ -403,8 +504,14 @@ impl Context {
         }
     }
 
-    fn write_vent(&self, error: &RequestError, out: &mut Vec<u8>) {
-        tracing::debug!(route = %Route(self.stream_id), sequence = self.sequence, status = error.status().0, %error, "vent");
+    fn write_vent(&self, core: &Core, error: &RequestError, out: &mut Vec<u8>) {
+        let fault = error.fault();
+        core.counters.faults.of(fault).add_one();
+        match fault {
+            Fault::Model | Fault::Panic => tell!(ERROR, self, error, fault),
+            Fault::Overloaded | Fault::NoCapacity | Fault::Upstream => tell!(WARN, self, error, fault),
+            _ => tell!(DEBUG, self, error, fault),
+        }
         error.write_vent(self.stream_id, self.sequence, self.failure, out);
     }
 
@@ -414,7 +521,7 @@ impl Context {
         let len = out.len().saturating_sub(start);
         if let Err(error) = self.check_fits(len).and_then(|()| self.check_amplification(core, len)) {
             out.truncate(start);
-            self.write_vent(&error, out);
+            self.write_vent(core, &error, out);
             if self.unproven_len.is_some_and(|max| out.len().saturating_sub(start) > max) {
                 out.truncate(start);
                 core.counters.dropped.amplification.add_one();
@@ -432,7 +539,7 @@ impl Context {
             let len = out.len().saturating_sub(start);
             out.truncate(start);
             let error = RequestError::ReplyTooLarge { len, max: self.max_reply_len, datagram: false };
-            self.write_vent(&error, out);
+            self.write_vent(core, &error, out);
             // A vent is short.
             let _ = auth.key().sign_reply(out, start, nonce);
         }
@@ -449,6 +556,11 @@ impl Core {
     /// The key that requests on this carrier need.
     fn auth_for(&self, carrier: Carrier) -> Option<&Authenticator> {
         self.auth.get().filter(|auth| carrier != Carrier::Unix || !auth.exempts_unix())
+    }
+
+    /// The short name of a session in logs and lists.
+    fn tag(&self, name: &str) -> SessionTag {
+        SessionTag::new(&self.session_tags, name)
     }
 
     fn retry_after_ms(&self) -> u64 {

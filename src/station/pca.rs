@@ -14,7 +14,10 @@ use aeon_proto::{
 };
 
 use super::{Core, error::RequestError};
-use crate::basis::{BasisFile, LookupError};
+use crate::{
+    basis::{BasisFile, LookupError},
+    telemetry::faults::{Fault, fault},
+};
 
 /// A basis at one boundary, and how many of its components are used.
 #[derive(Debug, Clone)]
@@ -67,7 +70,7 @@ impl Projection {
         };
         let mut body = Vec::with_capacity(seq * self.width());
         pcar::encode(&header, &components, &mut body).map_err(|error| {
-            tracing::error!(%error, "cannot encode components");
+            fault!(ERROR, Fault::Model, %error, "cannot encode components: {error}");
             RequestError::Compute { operation: "encoding components" }
         })?;
         Ok(body)
@@ -75,7 +78,7 @@ impl Projection {
 }
 
 fn shape_error(error: kernel::ShapeError) -> RequestError {
-    tracing::error!(%error, "basis and residual do not fit");
+    fault!(ERROR, Fault::Model, %error, "basis and residual do not fit: {error}");
     RequestError::Compute { operation: "projection" }
 }
 

@@ -54,11 +54,14 @@ impl Station {
         };
         let Place { session, bytes, context, key } = place;
         let (core, token, reply_to) = (Arc::clone(&self.core), cancel.clone(), reply_to());
+        let (ticket, span) = (core.counters.in_flight.begin(context.arrived), tracing::Span::current());
         let queued = move |turn: Result<(), QueueFull>| {
+            let _entered = span.enter();
             let answer = core.answer(&context, key, |core, out| match turn {
                 Ok(()) => work(core, &token, out),
                 Err(full) => Err(core.overloaded(full)),
             });
+            drop(ticket);
             reply_to.finish(answer);
         };
         workers.submit(context.asker, session, bytes, queued).map_err(|full| self.core.overloaded(full))?;
@@ -84,15 +87,14 @@ impl Core {
         let success = matches!(result, Ok(Done::Replied));
         if let Err(error) = result {
             out.clear();
-            context.write_vent(&error, &mut out);
+            context.write_vent(self, &error, &mut out);
             self.counters.errors.add_one();
         }
         if let Some(key) = key {
             self.duplicates.finish(key, success.then_some(&out));
         }
-        if out.is_empty() || !context.fit_reply(self, 0, &mut out) {
-            return None;
-        }
-        Some(out)
+        let is_answered = !out.is_empty() && context.fit_reply(self, 0, &mut out);
+        context.answered(self, &out);
+        is_answered.then_some(out)
     }
 }

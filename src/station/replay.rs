@@ -13,6 +13,7 @@ use aeon_proto::{
     json::Object,
     meta::RequestMeta,
     payload::FrameWriter,
+    route::Route,
 };
 
 use super::{
@@ -21,7 +22,7 @@ use super::{
     error::RequestError,
     hello::finish,
     queue::{Done, Place},
-    request::{Outcome, ReplyTo},
+    request::{Carrier, Outcome, ReplyTo},
 };
 use crate::{
     model::{
@@ -32,6 +33,11 @@ use crate::{
     replay::{
         cache::{Capture, Entry},
         key::{Conditions, PrefixKey},
+    },
+    telemetry::{
+        Counters,
+        faults::fault,
+        traffic::{BodyKind, Direction, RouteLabel, StatusLabel},
     },
 };
 
@@ -166,10 +172,21 @@ impl Station {
     /// See [`RequestError`].
     pub fn capture_envelope(&self, body: &[u8]) -> Result<(), RequestError> {
         let core = &*self.core;
+        let arrived = Instant::now();
         core.counters.requests.add_one();
         let conditions = Conditions::default();
         let result = core.check_capture(&conditions).and_then(|()| core.capture_envelope(body, conditions));
-        result.inspect_err(|_| core.counters.errors.add_one())
+        let status = StatusLabel::of(result.as_ref().map_or_else(|error| error.status().0, |()| 200));
+        let Counters { traffic, faults, errors, .. } = &*core.counters;
+        let route = RouteLabel::of(Route::AMPLITUHEDRON_CAPTURE);
+        traffic.requests(route, status).add_one();
+        traffic.durations(route).observe(arrived.elapsed());
+        traffic.body_bytes(Direction::In, Carrier::Http, BodyKind::Bwah).add(body.len() as u64);
+        result.inspect_err(|error| {
+            errors.add_one();
+            faults.of(error.fault()).add_one();
+            fault!(DEBUG, error.fault(), status = error.status().0, %error, "capture over HTTP refused: {error}");
+        })
     }
 }
 
@@ -246,10 +263,8 @@ impl Core {
             return Err(RequestError::TailNotKept { prefix_len, kept: state.kept.prefixes() });
         };
         let (tail, provenance) = (tail.values.clone(), state.kept.provenance(prefix_len));
-        let slab = self
-            .model
-            .export_cache(state.cache.as_ref(), prefix_len)
-            .map_err(|error| RequestError::from_model(error, self.retry_after_ms()))?;
+        let slab =
+            self.model.export_cache(state.cache.as_ref(), prefix_len).map_err(|error| self.model_error(error))?;
         drop(state);
         self.keep(key, conditions, provenance, tail, slab)
     }
@@ -282,7 +297,7 @@ impl Core {
             return Ok(Done::Replied);
         }
         self.sessions.settle(&guard, state.bytes());
-        imported.map(|_| Done::Replied).map_err(|error| RequestError::from_model(error, self.retry_after_ms()))
+        imported.map(|_| Done::Replied).map_err(|error| self.model_error(error))
     }
 
     fn session_refused(&self, refused: Refused, got: usize) -> RequestError {

@@ -1,20 +1,39 @@
 //! What a carrier tells the station about a request, and how it gets the answer.
 
-use std::{net::SocketAddr, sync::Arc, time::Instant};
+use std::{fmt, net::SocketAddr, sync::Arc, time::Instant};
 
 use aeon_proto::frame::{Flags, Frame};
 
+pub use crate::telemetry::traffic::Carrier;
+
 use crate::model::CancelToken;
 
-/// The kind of socket that a request came on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Carrier {
-    /// A Unix stream socket.
-    Unix,
-    /// TCP.
-    Tcp,
-    /// UDP: requests may be lost, doubled and reordered, and their sender may be forged.
-    Udp,
+/// Where a peer is, for logs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Origin {
+    /// Nobody says.
+    #[default]
+    Unknown,
+    /// A network address.
+    Network(SocketAddr),
+    /// A process of this machine.
+    Process {
+        /// Its id, if the system says.
+        pid: Option<i32>,
+        /// Its user.
+        uid: u32,
+    },
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unknown => f.write_str("unknown"),
+            Self::Network(address) => address.fmt(f),
+            Self::Process { pid: Some(pid), uid } => write!(f, "pid {pid} uid {uid}"),
+            Self::Process { pid: None, uid } => write!(f, "uid {uid}"),
+        }
+    }
 }
 
 /// Who asks. A stream connection has one for its lifetime, UDP one for each datagram.
@@ -26,6 +45,8 @@ pub struct Peer {
     pub connection: u64,
     /// The sender's address, on UDP.
     pub address: Option<SocketAddr>,
+    /// Where it is, for logs.
+    pub origin: Origin,
     /// Whether replies to this address may be larger than three times their request: always on streams and loopback.
     pub is_proven: bool,
     /// The largest reply that the carrier can take, in bytes of the frame.

@@ -18,7 +18,7 @@ use aeon_station::{
     station::{
         Station,
         limits::{Limits, ShardLimits},
-        request::{Carrier, Outcome, Peer, ReplyTo, Request},
+        request::{Carrier, Origin, Outcome, Peer, ReplyTo, Request},
     },
 };
 use proptest::prelude::*;
@@ -42,6 +42,7 @@ fn stream() -> Peer {
         carrier: Carrier::Unix,
         connection: 1,
         address: None,
+        origin: Origin::Unknown,
         is_proven: true,
         max_reply_len: 16_777_225,
         default_session: None,

@@ -1,37 +1,25 @@
-//! Counters and gauges that every part of a station adds to.
+//! What a station knows of its own work: counters that every part adds to, faults, and how they get into the log.
+//!
+//! Everything that a request touches is an atomic that was placed when the station was made; nothing is looked up or
+//! allocated for it. Label sets are enumerations, so that no peer can make a new one. `station::metrics` writes them out.
 
-use std::{
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
-    },
-    time::{Duration, Instant},
+pub mod faults;
+mod histogram;
+mod in_flight;
+pub mod log;
+pub mod trace;
+pub mod traffic;
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
 };
 
-/// Lets one log line a second through, so that no peer fills a disk with what it does wrong.
-#[derive(Debug, Default)]
-pub struct Seldom(Mutex<(Option<Instant>, u64)>);
-
-impl Seldom {
-    /// One that has let nothing through.
-    #[must_use]
-    pub const fn new() -> Self {
-        Self(Mutex::new((None, 0)))
-    }
-
-    /// Whether a line may be written now; then how many were left out since the last.
-    #[must_use]
-    pub fn turn(&self, now: Instant) -> Option<u64> {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (last, left_out) = &mut *state;
-        if last.is_some_and(|last| now.saturating_duration_since(last) < Duration::from_secs(1)) {
-            *left_out += 1;
-            return None;
-        }
-        *last = Some(now);
-        Some(std::mem::take(left_out))
-    }
-}
+use self::{faults::FaultCounters, traffic::Traffic};
+pub use self::{
+    histogram::Histogram,
+    in_flight::{InFlight, Ticket},
+};
 
 /// A number that only grows.
 #[derive(Debug, Default)]
@@ -41,6 +29,11 @@ impl Counter {
     /// Adds one.
     pub fn add_one(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Adds a number.
+    pub fn add(&self, number: u64) {
+        self.0.fetch_add(number, Ordering::Relaxed);
     }
 
     /// The number so far.
@@ -135,6 +128,8 @@ pub struct Counters {
     pub requests: Counter,
     /// Requests that got a vent.
     pub errors: Counter,
+    /// Stream connections accepted, refused ones among them.
+    pub connections_accepted: Counter,
     /// Stream connections open now, refused ones not among them.
     pub connections: Gauge,
     /// Bytes of half frames, waiting requests and unread replies of all connections now.
@@ -145,21 +140,62 @@ pub struct Counters {
     pub send_errors: Counter,
     /// What was dropped.
     pub dropped: Dropped,
+    /// Requests and bytes by route, status, carrier and body kind.
+    pub traffic: Traffic,
+    /// Where the time of requests goes.
+    pub stages: Stages,
+    /// Requests that wait for the model or run on it.
+    pub in_flight: InFlight,
+    /// Requests that failed, by kind of fault.
+    pub faults: FaultCounters,
+    /// Reloads of bases and methodologies.
+    pub reloads: Reloads,
+}
+
+/// Where the time of requests goes.
+#[derive(Debug, Default)]
+pub struct Stages {
+    /// From arrival until the model begins.
+    pub queue: Histogram,
+    /// Components to residuals.
+    pub lift: Histogram,
+    /// The model, compression of the answer included.
+    pub compute: Histogram,
+    /// From an answer being ready until the system has all of it; one observation for each write, which may hold several.
+    pub write: Histogram,
+}
+
+/// Reloads of bases and methodologies.
+#[derive(Debug, Default)]
+pub struct Reloads {
+    /// Those that put a new set in use.
+    pub done: Counter,
+    /// Those that left the old set in use.
+    pub failed: Counter,
+    last_failed: AtomicBool,
+}
+
+impl Reloads {
+    /// Counts one.
+    pub fn note(&self, is_done: bool) {
+        if is_done {
+            self.done.add_one()
+        } else {
+            self.failed.add_one()
+        }
+        self.last_failed.store(!is_done, Ordering::Relaxed);
+    }
+
+    /// Whether the last one left the old set in use.
+    #[must_use]
+    pub fn last_failed(&self) -> bool {
+        self.last_failed.load(Ordering::Relaxed)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn one_line_a_second_tells_how_many_were_left_out() {
-        let (seldom, start) = (Seldom::new(), Instant::now());
-        let at = |ms| seldom.turn(start + Duration::from_millis(ms));
-        assert_eq!(
-            [at(0), at(1), at(999), at(1000), at(1500), at(2500)],
-            [Some(0), None, None, Some(2), None, Some(1)]
-        );
-    }
 
     #[test]
     fn shares_of_a_gauge_go_with_their_owners() {

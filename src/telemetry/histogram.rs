@@ -1,0 +1,96 @@
+//! A histogram of durations: one atomic for each bucket.
+
+use std::time::Duration;
+
+use super::Counter;
+
+/// Upper bounds of the buckets in nanoseconds: from a request that is answered at once to a long prefill. About 2.5 apart,
+/// which is what a quantile from them is good to.
+const BOUNDS: [u64; 20] = [
+    10_000,
+    25_000,
+    50_000,
+    100_000,
+    250_000,
+    500_000,
+    1_000_000,
+    2_500_000,
+    5_000_000,
+    10_000_000,
+    25_000_000,
+    50_000_000,
+    100_000_000,
+    250_000_000,
+    500_000_000,
+    1_000_000_000,
+    2_500_000_000,
+    5_000_000_000,
+    10_000_000_000,
+    30_000_000_000,
+];
+
+/// How often durations fell between which bounds.
+#[derive(Debug, Default)]
+pub struct Histogram {
+    buckets: [Counter; BOUNDS.len() + 1],
+    sum_nanos: Counter,
+}
+
+/// What a histogram holds at one moment.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Snapshot {
+    /// Upper bound in seconds (`f64::MAX` for the last) and the observations in this bucket alone.
+    pub buckets: Vec<(f64, u64)>,
+    /// All observations.
+    pub count: u64,
+    /// All durations together, in seconds.
+    pub sum: f64,
+}
+
+impl Histogram {
+    /// Adds a duration.
+    pub fn observe(&self, duration: Duration) {
+        let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+        let index = BOUNDS.partition_point(|bound| *bound < nanos);
+        if let Some(bucket) = self.buckets.get(index) {
+            bucket.add_one();
+        }
+        self.sum_nanos.add(nanos);
+    }
+
+    /// What it holds now.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        let seconds = |nanos: u64| nanos as f64 / 1e9;
+        let bounds = BOUNDS.iter().map(|bound| seconds(*bound)).chain([f64::MAX]);
+        let buckets: Vec<(f64, u64)> =
+            bounds.zip(&self.buckets).map(|(bound, bucket)| (bound, bucket.value())).collect();
+        let count = buckets.iter().map(|(_, count)| count).sum();
+        Snapshot { buckets, count, sum: seconds(self.sum_nanos.value()) }
+    }
+
+    /// Whether nothing was observed.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.buckets.iter().all(|bucket| bucket.value() == 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bound_belongs_to_its_bucket() {
+        let histogram = Histogram::default();
+        assert!(histogram.is_empty());
+        for nanos in [0, 10_000, 10_001, 30_000_000_000, 30_000_000_001] {
+            histogram.observe(Duration::from_nanos(nanos));
+        }
+        let Snapshot { buckets, count, sum } = histogram.snapshot();
+        let filled: Vec<(f64, u64)> = buckets.iter().copied().filter(|(_, count)| *count > 0).collect();
+        assert_eq!(filled, [(1e-5, 2), (2.5e-5, 1), (30.0, 1), (f64::MAX, 1)]);
+        assert_eq!((count, sum), (5, 60.000_020_002));
+        assert!(BOUNDS.is_sorted());
+    }
+}
