@@ -355,7 +355,7 @@ pub async fn run(config: &Config) -> Result<(), StartError> {
         _ = interrupt.recv() => return Ok(()),
     };
     let service = notify::Service::start(Arc::clone(node.station()));
-    let mut status = node.control.status();
+    let (mut status, mut told_of_reload) = (node.control.status(), false);
     eprintln!("{}", node.ready_line());
     let name = loop {
         tokio::select! {
@@ -368,9 +368,19 @@ pub async fn run(config: &Config) -> Result<(), StartError> {
                 node.shutdown.spawn(async move { drop(control.reload().await) });
             }
             Ok(()) = status.changed() => match status.borrow_and_update().phase {
-                Phase::Reloading => service.reloading(),
-                Phase::Serving => service.ready(),
-                Phase::Draining => {}
+                Phase::Reloading if !told_of_reload => {
+                    service.reloading();
+                    told_of_reload = true;
+                }
+                Phase::Serving => {
+                    // A reload may be over before its beginning was seen here.
+                    if !told_of_reload {
+                        service.reloading();
+                    }
+                    service.ready();
+                    told_of_reload = false;
+                }
+                Phase::Reloading | Phase::Draining => {}
             }
         }
     };
