@@ -106,14 +106,14 @@ impl Writer<'_, '_> {
         self.0.encode_descriptor(name, help, unit.as_ref(), MetricType::Gauge)?.encode_gauge(&value)
     }
 
-    /// Histograms of durations in seconds.
+    /// Histograms of durations in seconds, which the name says itself: not every reader of OpenMetrics takes a unit here.
     fn histograms<'a, const N: usize>(
         &mut self,
         name: &str,
         help: &str,
         rows: impl Iterator<Item = (Labels<'a, N>, &'a Histogram)>,
     ) -> fmt::Result {
-        let mut metric = self.0.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Histogram)?;
+        let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
         for (labels, histogram) in rows {
             let held = histogram.snapshot();
             let mut metric = metric.encode_family(&labels)?;
@@ -128,6 +128,11 @@ impl Writer<'_, '_> {
         help: &str,
         rows: impl Iterator<Item = [(&'static str, String); N]>,
     ) -> fmt::Result {
+        let mut rows = rows.peekable();
+        // Without rows there is no metric: not every reader takes a description of nothing.
+        if rows.peek().is_none() {
+            return Ok(());
+        }
         let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Info)?;
         for labels in rows {
             metric.encode_info(&labels)?;
@@ -167,7 +172,7 @@ impl Collected {
         out.counters("requests", "Requests by route and status.", None, requests)?;
         let durations = routes().map(|route| (route, traffic.durations(route)));
         out.histograms(
-            "request_duration",
+            "request_duration_seconds",
             "Time from the arrival of a request until its reply is ready.",
             durations
                 .filter(|(route, held)| route.name() == "FORWARD" || !held.is_empty())
@@ -236,7 +241,7 @@ impl Collected {
         let rows =
             [("queue", &stages.queue), ("lift", &stages.lift), ("compute", &stages.compute), ("write", &stages.write)];
         out.histograms(
-            "stage_duration",
+            "stage_duration_seconds",
             "Time of requests by stage: waiting, components to residuals, the model, writing to the socket.",
             rows.iter().map(|(stage, histogram)| ([("stage", *stage)], *histogram)),
         )?;

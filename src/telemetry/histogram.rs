@@ -39,7 +39,7 @@ pub struct Histogram {
 /// What a histogram holds at one moment.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Snapshot {
-    /// Upper bound in seconds (`f64::MAX` for the last) and the observations in this bucket alone.
+    /// Upper bound in seconds (`f64::INFINITY` for the last) and the observations in this bucket alone.
     pub buckets: Vec<(f64, u64)>,
     /// All observations.
     pub count: u64,
@@ -62,7 +62,7 @@ impl Histogram {
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         let seconds = |nanos: u64| nanos as f64 / 1e9;
-        let bounds = BOUNDS.iter().map(|bound| seconds(*bound)).chain([f64::MAX]);
+        let bounds = BOUNDS.iter().map(|bound| seconds(*bound)).chain([f64::INFINITY]);
         let buckets: Vec<(f64, u64)> =
             bounds.zip(&self.buckets).map(|(bound, bucket)| (bound, bucket.value())).collect();
         let count = buckets.iter().map(|(_, count)| count).sum();
@@ -89,7 +89,7 @@ mod tests {
         }
         let Snapshot { buckets, count, sum } = histogram.snapshot();
         let filled: Vec<(f64, u64)> = buckets.iter().copied().filter(|(_, count)| *count > 0).collect();
-        assert_eq!(filled, [(1e-5, 2), (2.5e-5, 1), (30.0, 1), (f64::MAX, 1)]);
+        assert_eq!(filled, [(1e-5, 2), (2.5e-5, 1), (30.0, 1), (f64::INFINITY, 1)]);
         assert_eq!((count, sum), (5, 60.000_020_002));
         assert!(BOUNDS.is_sorted());
     }

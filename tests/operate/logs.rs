@@ -1,14 +1,19 @@
 //! What a node writes while it works.
 
-use std::path::Path;
+use std::{
+    io::Read,
+    os::unix::net::UnixDatagram,
+    path::Path,
+    process::{Command, Stdio},
+};
 
 use aeon_proto::route::Route;
 use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::{
-    common::{floats, wire::Wire},
-    support::{Process, http, wait},
+    common::{PATIENCE, floats, until_blocking, wire::Wire},
+    support::{Process, command, http, wait},
 };
 
 const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
@@ -124,4 +129,48 @@ fn without_a_journal_lines_go_to_standard_error() {
     }
     let node = node(&["--log-format", "journald"], &[("AEON_LOG", "info")], async |_: &mut Wire| ());
     node.line_with(&["WARN", "no journal", "standard error"]);
+}
+
+/// With standard error being the journal's stream, lines go to the journal with their fields. The journal here is a socket
+/// of this test, put in its place in a mount namespace of the node's own.
+#[test]
+fn under_a_journal_lines_go_there_with_their_fields() {
+    let can = Command::new("unshare").args(["-m", "mount", "-t", "tmpfs", "none", "/run"]).output();
+    if !can.is_ok_and(|output| output.status.success()) {
+        println!("skipped: no mount namespace may be made here");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let journal = UnixDatagram::bind(dir.path().join("journal")).unwrap();
+    journal.set_read_timeout(Some(PATIENCE)).unwrap();
+    let script = "mount -t tmpfs none /run && mkdir -p /run/systemd/journal && ln -s \"$1/journal\" /run/systemd/journal/socket \
+                  && export JOURNAL_STREAM=$(stat -L -c %d:%i /proc/self/fd/2) && exec \"$2\" --uds \"$1/s\" --model identity:8";
+    let node = env!("CARGO_BIN_EXE_aeon-node");
+    let mut child = command("unshare", &["-m", "sh", "-c", script, "sh", dir.path().to_str().unwrap(), node])
+        .env("AEON_LOG", "warn,aeon_station::request=debug")
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut errors = child.stderr.take().unwrap();
+    until_blocking("the node listens", || dir.path().join("s").exists());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async { Wire::uds(&dir.path().join("s")).await.ask(Route::HELLO, "", &[]).await.ok() });
+    let mut buffer = [0; 65_536];
+    let entry = loop {
+        // The first datagram is an empty one, to see whether there is a journal.
+        let len = journal.recv(&mut buffer).unwrap();
+        let text = String::from_utf8_lossy(&buffer[..len]).into_owned();
+        if text.contains("HELLO answered with 200") {
+            break text;
+        }
+    };
+    for field in ["AEON_ROUTE\n", "AEON_STATUS\n", "AEON_MICROS\n", "AEON_PEER\n", "SYSLOG_IDENTIFIER\n"] {
+        assert!(entry.contains(field), "{field:?} in {entry:?}");
+    }
+    assert!(entry.contains("aeon-node"), "{entry:?}");
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child), Signal::TERM).unwrap();
+    assert_eq!(wait(&mut child).code(), Some(0));
+    let mut text = String::new();
+    errors.read_to_string(&mut text).unwrap();
+    assert!(text.starts_with("ready ") && text.lines().count() == 1, "nothing stands there twice: {text}");
 }

@@ -285,7 +285,7 @@ mod tests {
         for part in [
             "model    de\"mo layers 0..3",
             "compute        500us     990us",
-            "out unix pcar            9.8KiB",
+            "out unix pcar             9.8KiB",
             "dropped stale                  200",
             "q quit",
         ] {
