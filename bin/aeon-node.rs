@@ -20,7 +20,7 @@ use clap::{Parser, Subcommand};
 struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
-    /// TOML file with the tables model, listen and limits, whose keys are the flags below
+    /// TOML file with the tables model, listen, limits and log, whose keys are the flags below
     #[arg(long, env = "AEON_CONFIG", value_name = "FILE", global = true)]
     config: Option<PathBuf>,
     #[command(flatten)]

@@ -517,6 +517,18 @@ mod tests {
     }
 
     #[test]
+    fn what_is_logged_comes_from_its_own_table() {
+        let config =
+            |text: &str| Config::try_from(from_toml(&format!("[listen]\nuds = \"/a\"\n{text}")).unwrap()).unwrap();
+        assert_eq!(config("").log, LogOptions::default());
+        let log = config("[log]\nlog-format = \"json\"\nlog-level = \"info\"\n").log;
+        assert_eq!(log, LogOptions { format: LogFormat::Json, level: "info".to_owned() });
+        // An empty variable is none.
+        assert_eq!(config("[log]\nlog-level = \"\"\n").log.level, "warn");
+        assert!(from_toml("[log]\nlog-format = \"loud\"\n").is_err());
+    }
+
+    #[test]
     fn an_unknown_key_names_itself_and_its_line() {
         let error = from_toml("[listen]\nudss = \"/a\"\n").unwrap_err().to_string();
         assert!(error.contains("udss") && error.contains("line 2"), "{error}");
