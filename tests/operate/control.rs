@@ -9,12 +9,21 @@ use std::{
 };
 
 use aeon_proto::route::Route;
-use aeon_station::control::Phase;
+use aeon_station::{
+    admin::HttpListener,
+    control::{Control, Phase},
+    net::peer::AllowList,
+};
 use rustix::process::Signal;
 use serde_json::json;
 
 use crate::{
-    common::{Lab, floats, ids, wire::Wire, within},
+    common::{
+        Lab, PATIENCE, floats, ids,
+        slow::{SlowLab, SlowOptions},
+        wire::{Wire, request},
+        within,
+    },
     support::{Process, ask, ctl, http, lab, wait},
     toy,
 };
@@ -223,4 +232,25 @@ fn aeonctl_and_a_signal_reload_and_a_bad_file_is_in_log_and_answer() {
     let metrics = http(node.http, "GET /metrics").text;
     assert!(metrics.contains("aeon_reloads_total{result=\"done\"} 2\n"), "{metrics}");
     assert!(metrics.contains("aeon_reloads_total{result=\"failed\"} 2\n"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn work_in_flight_ends_while_a_node_drains() {
+    let lab = SlowLab::start(SlowOptions::default()).await;
+    let control = Control::new(Arc::clone(&lab.station));
+    let listener = HttpListener::bind(([127, 0, 0, 1], 0).into(), AllowList::default()).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    lab.shutdown.spawn(listener.run(control.clone(), PATIENCE, lab.shutdown.clone()));
+    let mut wire = Wire::uds(&lab.uds).await;
+    wire.send(&[request(Route::FORWARD, 1, "", &floats(&[7.0, 0.0]))]).await;
+    lab.control.until_begun(1).await;
+    let answer = ask(address, "POST /drain").await;
+    assert_eq!((answer.status, answer.json()), (202, json!({"draining": true, "in_flight": 1})));
+    let refused = wire.exchange(request(Route::FORWARD, 2, "", &floats(&[8.0, 0.0]))).await;
+    assert_eq!((refused.sequence, refused.status()), (2, 503));
+    within("the request to stop", control.drain_requested()).await;
+    lab.control.open();
+    let done = wire.receive().await.unwrap();
+    assert_eq!((done.sequence, done.status(), done.body), (1, 200, floats(&[7.0, 0.0])));
+    assert!(lab.shutdown.finish(PATIENCE).await);
 }
