@@ -89,6 +89,10 @@ fn of_many_that_start_at_once_one_serves() {
         for _ in 0..STATIONS {
             said.push(first_line(&lines));
         }
+        // A killed process listens until the system has taken it down.
+        for station in stations.iter_mut().filter(|station| victims.contains(&station.0.id())) {
+            station.wait();
+        }
         let ready: HashSet<u32> = said
             .iter()
             .filter(|(_, line)| line.as_ref().is_some_and(|line| line.starts_with("ready ")))
