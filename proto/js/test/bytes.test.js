@@ -150,7 +150,7 @@ test('pcar', () => {
 });
 
 test('pcab', () => {
-  run(load('pcab.json'), 'cases', 55, (entry) => {
+  run(load('pcab.json'), 'cases', 58, (entry) => {
     const data = unhex(entry.hex);
     if (entry.error !== undefined) {
       const error = thrown(() => Basis.open(data));
