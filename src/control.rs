@@ -14,7 +14,7 @@ use std::{fmt, sync::Arc};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::{basis::registry::Reload, station::Station};
+use crate::{basis::registry::Reload, causes::with_causes, station::Station};
 
 /// What a node is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -147,7 +147,7 @@ impl Inner {
                 let methodologies = bases.current().methodologies().iter().len();
                 Ok(ReloadReport { reload, methodologies, has_folder: bases.folder().is_some() })
             }
-            Err(error) => Err(ReloadFailure { cause: causes(&error), kept: bases.current().bases().len() }),
+            Err(error) => Err(ReloadFailure { cause: with_causes(&error), kept: bases.current().bases().len() }),
         };
         self.station.counters().reloads.note(result.is_ok());
         match &result {
@@ -167,19 +167,4 @@ impl Inner {
             }
         });
     }
-}
-
-/// An error and what caused it. Errors that say their cause themselves are not told twice.
-fn causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.ends_with(&cause_text) {
-            text += ": ";
-            text += &cause_text;
-        }
-        source = cause.source();
-    }
-    text
 }

@@ -6,6 +6,7 @@
 pub mod admin;
 pub mod auth_key;
 pub mod basis;
+pub mod causes;
 pub mod client;
 pub mod codec;
 pub mod config;

@@ -1,6 +1,9 @@
 //! Commands that change a running node: reload, drain.
 
-use aeon_station::client::admin::{AdminAddress, AdminAnswer, AdminError, DEFAULT_ADMIN};
+use aeon_station::{
+    causes::with_causes,
+    client::admin::{AdminAddress, AdminAnswer, DEFAULT_ADMIN},
+};
 use serde_json::{Value, json};
 
 use crate::Context;
@@ -56,7 +59,7 @@ async fn for_each(context: &Context, route: &str, text: impl Fn(&Value) -> Strin
                 (!is_done).then(|| Refused(format!("{address} refused {route}: {problem}")).into())
             }
             Err(error) => {
-                shown["error"] = chain(&error).into();
+                shown["error"] = with_causes(&error).into();
                 Some(error.into())
             }
         };
@@ -73,12 +76,4 @@ async fn for_each(context: &Context, route: &str, text: impl Fn(&Value) -> Strin
         println!("{}", Value::Array(answers));
     }
     first_error.map_or(Ok(()), Err)
-}
-
-/// An error with its causes, in one line.
-pub(crate) fn chain(error: &AdminError) -> String {
-    match error {
-        AdminError::Connect { source, .. } => format!("{error}: {source}"),
-        other => other.to_string(),
-    }
 }

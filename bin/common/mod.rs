@@ -20,13 +20,7 @@ pub(crate) fn parse<C: CommandFactory + FromArgMatches>() -> C {
 
 /// Writes an error with all its causes to stderr.
 pub(crate) fn report(error: &dyn std::error::Error) {
-    let mut text = format!("error: {error}");
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text += &format!(": {cause}");
-        source = cause.source();
-    }
-    eprintln!("{text}");
+    eprintln!("error: {}", aeon_station::causes::with_causes(error));
 }
 
 /// Prints the completions of a program.

@@ -20,6 +20,7 @@ use super::{
     file::{self, BasisFile, OpenError},
     methodologies::{Methodologies, MethodologyError},
 };
+use crate::causes::with_causes;
 
 /// Why a set of bases is not loaded.
 #[derive(Debug, thiserror::Error)]
@@ -332,7 +333,8 @@ impl Registry {
             return Ok(Reload { kept: old.order.len(), ..Reload::default() });
         };
         let loaded = source.load(&old);
-        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = loaded.as_ref().err().map(in_full);
+        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) =
+            loaded.as_ref().err().map(|error| with_causes(error));
         Ok(self.swap(&old, loaded?))
     }
 
@@ -362,15 +364,4 @@ impl Registry {
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(new);
         reload
     }
-}
-
-/// An error with its causes.
-fn in_full(error: &RegistryError) -> String {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        text += &format!(": {cause}");
-        source = cause.source();
-    }
-    text
 }

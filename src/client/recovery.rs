@@ -22,7 +22,7 @@ use super::{
     hello::Hello,
     pipeline::{Pipeline, Stage},
 };
-use crate::model::session::random_name;
+use crate::{causes::with_causes, model::session::random_name};
 
 /// How often lost history is sent again for one step.
 const MAX_CONFLICTS: usize = 8;
@@ -344,14 +344,4 @@ fn difference(wanted: &Hello, got: &Hello) -> Option<String> {
         ));
     }
     None
-}
-
-fn with_causes(error: &ClientError) -> String {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        text += &format!(": {cause}");
-        source = cause.source();
-    }
-    text
 }

@@ -16,6 +16,7 @@ use aeon_proto::{
 
 use super::auth::Refused;
 use crate::{
+    causes::with_causes,
     codec::StreamError,
     model::{ModelError, kept::Provenance},
     replay::cache::CaptureError,
@@ -328,7 +329,7 @@ pub enum RequestError {
         operation: &'static str,
     },
     /// A capture body that is no envelope.
-    #[error("capture body, {}: {}", .0.name(), causes(.0))]
+    #[error("capture body, {}: {}", .0.name(), with_causes(.0))]
     Envelope(BwahError),
     /// A capture of something, and of nothing or of two things.
     #[error("CAPTURE needs a BWAH body, or a session and an empty body")]
@@ -627,17 +628,6 @@ impl RequestError {
             }
         }
     }
-}
-
-/// An error and its causes, the last of which says what is wrong with the bytes.
-fn causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text += &format!(": {cause}");
-        source = cause.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -87,7 +87,7 @@ impl Source {
                 Ok(answer) if answer.status == 200 => Ok(Metrics::read(&answer.text, Instant::now())),
                 Ok(answer) => Err(format!("/metrics answered with HTTP status {}", answer.status)),
                 Err(error @ AdminError::Timeout { .. }) => Err(error.to_string()),
-                Err(error) => Err(admin::chain(&error)),
+                Err(error) => Err(aeon_station::causes::with_causes(&error)),
             },
             Self::Health(address) => {
                 let tell = |error: &dyn std::error::Error| match error.source() {
