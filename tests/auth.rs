@@ -20,6 +20,11 @@ use common::{
     within,
 };
 
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+
 const SECRET: &str = "a secret of this test";
 
 fn now_ms() -> u64 {
@@ -272,4 +277,26 @@ async fn the_largest_answer_still_has_room_for_its_signature() {
         assert!(Frame::decode_exact(&reply).is_ok() && (status == 200 || status == 413), "{status}");
     }
     assert!(largest > 500, "{largest}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn http_knows_no_signatures_and_works_beside_a_key() {
+    let lab = lab(|settings| settings.listen.http = Some(([127, 0, 0, 1], 0).into())).await;
+    let key = r#"{"prefix_hash":"0x1","prefix_len":4,"layer_lo":0,"layer_hi":1}"#;
+    let capture = aeon_proto::bwah::encode_amplituhedron_capture(1, 4, 0, 1, &[1.5; 8], &[]);
+    for (path, body, status) in
+        [("replay", key.as_bytes(), "204"), ("capture", &capture, "200"), ("replay", key.as_bytes(), "200")]
+    {
+        let mut stream = TcpStream::connect(lab.node.http().unwrap()).await.unwrap();
+        let len = body.len();
+        let head = format!(
+            "POST /amplituhedron/{path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len}\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).await.unwrap();
+        stream.write_all(body).await.unwrap();
+        let mut answer = Vec::new();
+        within("an answer", stream.read_to_end(&mut answer)).await.unwrap();
+        let line = String::from_utf8_lossy(&answer[..answer.len().min(12)]).into_owned();
+        assert_eq!(line, format!("HTTP/1.1 {status}"), "{path}: {}", String::from_utf8_lossy(&answer));
+    }
 }

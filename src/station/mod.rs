@@ -555,7 +555,12 @@ impl Context {
 impl Core {
     /// The key that requests on this carrier need.
     fn auth_for(&self, carrier: Carrier) -> Option<&Authenticator> {
-        self.auth.get().filter(|auth| carrier != Carrier::Unix || !auth.exempts_unix())
+        self.auth.get().filter(|auth| match carrier {
+            Carrier::Unix => !auth.exempts_unix(),
+            Carrier::Tcp | Carrier::Udp => true,
+            // It has no place for a signature: its allow list says who may ask.
+            Carrier::Http => false,
+        })
     }
 
     /// The short name of a session in logs and lists.
