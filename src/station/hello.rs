@@ -155,7 +155,7 @@ fn list<'a>(bases: impl Iterator<Item = &'a Arc<BasisFile>>, room: usize) -> Str
 }
 
 /// A basis as clients see it: enough to know whether theirs is the same, and how much of it they can use.
-fn describe(file: &BasisFile) -> Value {
+pub(super) fn describe(file: &BasisFile) -> Value {
     let boundaries: Vec<Value> = file
         .boundaries()
         .map(|part| json!({ "boundary": part.boundary, "k": part.k, "explained": part.explained(part.k) }))

@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use super::{Station, millis};
+use super::{Station, hello, millis};
 use crate::basis::BasisFile;
 
 /// The short name of a session in logs and lists, 12 hex digits: a keyed hash of its name with a key that is new in each
@@ -88,20 +88,13 @@ fn file_name(path: &std::path::Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
+/// What HELLO says of a basis, and what only operators are told.
 fn describe(file: &BasisFile) -> Value {
-    let boundaries: Vec<Value> = file
-        .boundaries()
-        .map(|part| json!({ "boundary": part.boundary, "k": part.k, "explained": part.explained(part.k) }))
-        .collect();
-    json!({
-        "file": file_name(file.path()),
-        "basis_fp": format!("0x{:08x}", file.basis_fp()),
-        "blake3": file.blake3().to_hex().as_str(),
-        "methodology": format!("0x{:08x}", file.methodology()),
-        "hidden_dim": file.hidden_dim(),
-        "bytes": file.byte_len(),
-        "boundaries": boundaries,
-    })
+    let mut described = hello::describe(file);
+    described["file"] = file_name(file.path()).into();
+    described["hidden_dim"] = file.hidden_dim().into();
+    described["bytes"] = file.byte_len().into();
+    described
 }
 
 #[cfg(test)]
