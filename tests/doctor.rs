@@ -263,6 +263,31 @@ async fn datagrams_that_are_lost_for_their_size() {
     assert_eq!(findings(&[narrow]).await, []);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mesh_with_a_key_is_examined_with_it_and_asked_for_without() {
+    let key = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(key.path(), "a secret of this test").unwrap();
+    let lab = layers_with("0..6", |settings| settings.listen.auth_key_file = Some(key.path().to_owned())).await;
+    let options = |secret: Option<&[u8]>| ClientOptions {
+        auth: secret.map(|secret| aeon_proto::auth::Key::from_secret(secret).unwrap()),
+        health_interval: Some(std::time::Duration::from_millis(200)),
+        ..ClientOptions::default()
+    };
+    for station in [lab.address_tcp(), lab.address_udp()] {
+        let look = async |secret: Option<&'static [u8]>| {
+            let options = options(secret);
+            let examined = within("an examination", examine(&station, &options)).await;
+            diagnose(&[examined], VERSION)
+        };
+        // The room that signatures take is no fault of the network.
+        assert_eq!(brief(&look(Some(b"a secret of this test")).await), []);
+        for wrong in [None, Some(&b"another secret of a test"[..])] {
+            let findings = look(wrong).await;
+            assert!(findings[0].advice.contains("--auth-key-file"), "{station}: {findings:?}");
+        }
+    }
+}
+
 async fn doctor(arguments: &[&str]) -> Output {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_aeonctl"));
     command.arg("doctor").args(arguments);

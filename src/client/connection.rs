@@ -481,11 +481,13 @@ impl Client {
         self.shared.is_udp
     }
 
-    /// Bytes of a request whose meta, without what this client adds to it, has `meta_len` bytes, and that has no body.
+    /// Bytes of a request whose meta, without what this client adds to it, has `meta_len` bytes, and that has no body; with a
+    /// key up to a few more than it will have.
     pub(super) fn request_len(&self, meta_len: usize) -> usize {
         let token = self.shared.token.lock().unwrap_or_else(PoisonError::into_inner);
         let token_len = token.as_ref().map_or(0, |token| r#","token":"""#.len() + token.len());
-        aeon_proto::frame::HEADER_LEN + 2 + meta_len + token_len
+        let auth_len = if self.shared.options.auth.is_some() { auth::MAX_REQUEST_LEN } else { 0 };
+        aeon_proto::frame::HEADER_LEN + 2 + meta_len + token_len + auth_len
     }
 
     /// Asks what the station is.

@@ -13,7 +13,7 @@ use super::{
     error::ClientError,
     hello::{Hello, RemoteBasis},
 };
-use crate::station::limits::MAX_DATAGRAM_LEN;
+use crate::{causes::with_causes, station::limits::MAX_DATAGRAM_LEN};
 
 /// HEALTH requests of which the quickest tells the round-trip time.
 const PINGS: usize = 5;
@@ -199,10 +199,7 @@ fn finding(
 
 /// A station that does not say what it is.
 fn silence(station: &StationAddress, error: &ClientError) -> Finding {
-    let mut problem = error.to_string();
-    if let Some(cause) = std::error::Error::source(error) {
-        problem += &format!(": {cause}");
-    }
+    let problem = with_causes(error);
     let kind = match error {
         ClientError::Connect { source, .. } => Some(source.kind()),
         _ => None,
@@ -216,13 +213,17 @@ fn silence(station: &StationAddress, error: &ClientError) -> Finding {
         }
         (StationAddress::Udp(_), _) if error.is_unreachable() => {
             "check address and port, that it listens beyond loopback, and that its --allow names this machine's network: \
-             a station does not answer others over UDP"
+             a station does not answer others over UDP, nor, if it has a key, those without it (--auth-key-file)"
         }
         (StationAddress::Tcp(_), _) if error.is_unreachable() => {
             "check address and port, that it listens beyond loopback, and the firewalls on the way"
         }
         (_, _) if error.status().is_some_and(|status| status.0 == 403) => {
-            "add this machine's network to --allow of the station, or this user to --uds-allow-uid"
+            "if it asks for signed requests, give its key with --auth-key-file; else add this machine's network to --allow of \
+             the station, or this user to --uds-allow-uid"
+        }
+        _ if matches!(error, ClientError::NotAuthentic { .. }) => {
+            "give the key that this station was started with (--auth-key-file), or none if it has none"
         }
         _ => "it is no station of this protocol's version 1; update it, or put one in front of it: --model upstream:…",
     };

@@ -43,7 +43,7 @@ pub enum ClientError {
         reason: String,
     },
     /// No answer in time.
-    #[error("station {station} did not answer {route} within {waited:?}{}", silence(station))]
+    #[error("station {station} did not answer {route} within {waited:?}; check that it runs{}", strangers(station))]
     Timeout {
         /// Which station.
         station: StationAddress,
@@ -55,7 +55,8 @@ pub enum ClientError {
     /// The station gives no sign of life: neither the answer nor HEALTH came.
     #[error(
         "station {station} is silent: it answered neither {route} nor HEALTH for {waited:.1?}; check that it runs there and \
-         that the network between is up"
+         that the network between is up{}",
+        strangers(station)
     )]
     Silent {
         /// Which station.
@@ -216,11 +217,9 @@ impl ClientError {
 }
 
 /// What may be behind silence: over UDP stations do not answer strangers.
-const fn silence(station: &StationAddress) -> &'static str {
+const fn strangers(station: &StationAddress) -> &'static str {
     match station {
-        StationAddress::Udp(_) => {
-            "; check that it runs, that its --allow covers this address, and whether it needs --auth-key-file"
-        }
+        StationAddress::Udp(_) => ", that its --allow covers this address, and whether it needs --auth-key-file",
         _ => "",
     }
 }
