@@ -4,6 +4,7 @@
 //! names and documentation exist once. All of it is checked before anything is bound.
 
 use std::{
+    io::Read,
     net::SocketAddr,
     ops::Range,
     path::{Path, PathBuf},
@@ -30,6 +31,8 @@ use crate::{
     telemetry::log::{DEFAULT_LEVEL, LogFormat, LogOptions, is_level},
 };
 
+/// The longest configuration file, in bytes.
+const MAX_FILE_LEN: u64 = 1 << 20;
 /// Seconds that clocks may differ.
 const DEFAULT_AUTH_WINDOW: u64 = 30;
 
@@ -286,8 +289,7 @@ impl Settings {
     /// # Errors
     /// [`ConfigError::Read`] or [`ConfigError::Parse`], which names the line.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        let text =
-            std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        let text = read_limited(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
         toml::from_str(&text).map_err(|source| ConfigError::Parse { path: path.to_owned(), source: Box::new(source) })
     }
 
@@ -466,6 +468,17 @@ impl TryFrom<Settings> for Config {
     }
 }
 
+/// Reads a text file that may be any file: a device has no end.
+fn read_limited(path: &Path) -> std::io::Result<String> {
+    let mut text = String::new();
+    std::fs::File::open(path)?.take(MAX_FILE_LEN + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_FILE_LEN {
+        let problem = format!("more than {MAX_FILE_LEN} bytes: this is no configuration file");
+        return Err(std::io::Error::new(std::io::ErrorKind::FileTooLarge, problem));
+    }
+    Ok(text)
+}
+
 /// The key from its file, or from the credential that systemd hands over.
 fn auth(
     file: Option<PathBuf>,
@@ -534,6 +547,10 @@ mod tests {
         assert!(error.contains("udss") && error.contains("line 2"), "{error}");
         assert!(matches!(from_toml("[listen\n"), Err(ConfigError::Parse { .. })));
         assert!(matches!(Settings::read(Path::new("/nowhere")), Err(ConfigError::Read { .. })));
+        let endless = Settings::read(Path::new("/dev/zero"));
+        assert!(
+            matches!(endless, Err(ConfigError::Read { source, .. }) if source.to_string().contains("1048576 bytes"))
+        );
     }
 
     #[test]
