@@ -1,11 +1,15 @@
-//! Lift and projection beside a plain read of the same basis and beside ndarray's product.
+//! Lift and projection beside a plain read of the same basis and beside the products of ndarray and OpenBLAS.
 //!
 //! `cargo bench -p aeon-proto --bench kernel`. Criterion measures each variant for itself; the table at the end is the
 //! claim. There all variants of a shape take turns within a round, so that a noisy neighbour hits them alike, and each
 //! row is the median over the rounds of "this variant / the plain read of that round", with quartiles.
+//!
+//! OpenBLAS is loaded at run time (Debian: `apt install libopenblas0-pthread`), with one thread; without it its rows are
+//! missing and a line says so.
 #![expect(clippy::unwrap_used, reason = "a benchmark stops at its first mistake")]
+#![expect(unsafe_code, reason = "calls into OpenBLAS")]
 
-use std::{hint::black_box, time::Instant};
+use std::{hint::black_box, sync::OnceLock, time::Instant};
 
 use aeon_proto::kernel::Kernel;
 use criterion::{BenchmarkId, Criterion, Throughput};
@@ -26,6 +30,33 @@ struct Case {
     mean: Vec<f32>,
     components: Vec<f32>,
     residuals: Vec<f32>,
+}
+
+/// `cblas_sgemm` with 32-bit integers, as Debian builds it.
+type Sgemm = unsafe extern "C" fn(i32, i32, i32, i32, i32, i32, f32, *const f32, i32, *const f32, i32, f32, *mut f32, i32);
+
+const ROW_MAJOR: i32 = 101;
+const PLAIN: i32 = 111;
+const TRANSPOSED: i32 = 112;
+
+/// The product of OpenBLAS with one thread, if the library is there.
+fn openblas() -> Option<Sgemm> {
+    static SGEMM: OnceLock<Option<Sgemm>> = OnceLock::new();
+    *SGEMM.get_or_init(|| {
+        // SAFETY: the library's initialisation has no conditions; both functions have these signatures since 0.2.
+        unsafe {
+            let library = libloading::Library::new("libopenblas.so.0")
+                .inspect_err(|error| println!("no rows for OpenBLAS: {error}"))
+                .ok()?;
+            let threads: libloading::Symbol<'_, unsafe extern "C" fn(i32)> =
+                library.get(b"openblas_set_num_threads").ok()?;
+            threads(1);
+            let sgemm = *library.get::<Sgemm>(b"cblas_sgemm").ok()?;
+            // It stays loaded: the benchmark calls into it until its end.
+            std::mem::forget(library);
+            Some(sgemm)
+        }
+    })
 }
 
 type Variant<'a> = (String, Box<dyn FnMut() + 'a>);
@@ -128,6 +159,24 @@ impl Case {
                 }),
             ));
         }
+        if let Some(sgemm) = openblas() {
+            let mut out = vec![0.0; n * d];
+            let (rows, width, inner) = (n as i32, d as i32, k as i32);
+            variants.push((
+                "OpenBLAS sgemm".into(),
+                Box::new(move || {
+                    for out in out.chunks_exact_mut(d) {
+                        out.copy_from_slice(mean);
+                    }
+                    let (c, b, y) = (black_box(components).as_ptr(), basis.as_ptr(), out.as_mut_ptr());
+                    // SAFETY: n x k, k x d and n x d values without gaps, as the lengths and leading dimensions say.
+                    unsafe {
+                        sgemm(ROW_MAJOR, PLAIN, PLAIN, rows, width, inner, 1.0, c, inner, b, width, 1.0, y, width);
+                    }
+                    black_box(&out);
+                }),
+            ));
+        }
         variants
     }
 
@@ -166,6 +215,26 @@ impl Case {
                 "ndarray dot".into(),
                 Box::new(move || {
                     black_box((&black_box(r) - &m).dot(&b.t()));
+                }),
+            ));
+        }
+        if let Some(sgemm) = openblas() {
+            let (mut centred, mut out) = (vec![0.0; n * d], vec![0.0; n * k]);
+            let (rows, width, inner) = (n as i32, d as i32, k as i32);
+            variants.push((
+                "OpenBLAS sgemm".into(),
+                Box::new(move || {
+                    for (to, from) in centred.chunks_exact_mut(d).zip(black_box(residuals).chunks_exact(d)) {
+                        for ((to, from), mean) in to.iter_mut().zip(from).zip(mean) {
+                            *to = from - mean;
+                        }
+                    }
+                    let (r, b, c) = (centred.as_ptr(), basis.as_ptr(), out.as_mut_ptr());
+                    // SAFETY: n x d, k x d and n x k values without gaps, as the lengths and leading dimensions say.
+                    unsafe {
+                        sgemm(ROW_MAJOR, PLAIN, TRANSPOSED, rows, inner, width, 1.0, r, width, b, width, 0.0, c, inner);
+                    }
+                    black_box(&out);
                 }),
             ));
         }
