@@ -1,5 +1,6 @@
 //! `aeonctl bench`: measurements that need no set-up.
 
+mod io;
 mod wire;
 
 use clap::{Args, Subcommand};
@@ -17,12 +18,15 @@ pub(crate) struct Bench {
 enum What {
     /// Check the replay wire against its predictions P1 to P5 and their falsifiers F1 to F5
     Wire(wire::Wire),
+    /// Measure round trips, pipelining, datagrams, the codec and idle connections, each beside its floor
+    Io(io::Io),
 }
 
 impl Bench {
     pub(crate) async fn run(self, context: &Context) -> anyhow::Result<()> {
         match self.what {
             What::Wire(wire) => wire.run(context).await,
+            What::Io(io) => io.run(context),
         }
     }
 }
