@@ -4,6 +4,7 @@ mod admin;
 mod basis;
 mod bench;
 mod capture;
+mod chart;
 #[path = "../common/mod.rs"]
 mod common;
 mod demo;

@@ -33,7 +33,8 @@ struct Case {
 }
 
 /// `cblas_sgemm` with 32-bit integers, as Debian builds it.
-type Sgemm = unsafe extern "C" fn(i32, i32, i32, i32, i32, i32, f32, *const f32, i32, *const f32, i32, f32, *mut f32, i32);
+type Sgemm =
+    unsafe extern "C" fn(i32, i32, i32, i32, i32, i32, f32, *const f32, i32, *const f32, i32, f32, *mut f32, i32);
 
 const ROW_MAJOR: i32 = 101;
 const PLAIN: i32 = 111;

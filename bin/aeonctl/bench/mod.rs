@@ -1,6 +1,8 @@
 //! `aeonctl bench`: measurements that need no set-up.
 
 mod io;
+mod mesh;
+mod report;
 mod wire;
 
 use clap::{Args, Subcommand};
@@ -20,6 +22,8 @@ enum What {
     Wire(wire::Wire),
     /// Measure round trips, pipelining, datagrams, the codec and idle connections, each beside its floor
     Io(io::Io),
+    /// Measure by size, connections, sessions and stations, and draw it on one page
+    Report(report::Report),
 }
 
 impl Bench {
@@ -27,6 +31,7 @@ impl Bench {
         match self.what {
             What::Wire(wire) => wire.run(context).await,
             What::Io(io) => io.run(context),
+            What::Report(report) => report.run(context).await,
         }
     }
 }

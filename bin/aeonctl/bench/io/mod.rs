@@ -12,6 +12,7 @@ mod memory;
 mod pipelined;
 mod round_trip;
 mod station;
+pub(super) mod sweep;
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};

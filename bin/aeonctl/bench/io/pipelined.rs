@@ -19,7 +19,7 @@ use super::{
 use crate::demo::PrivateFolder;
 
 /// Bytes of one read of the echo and of the load.
-const BUFFER_LEN: usize = 256 << 10;
+pub(super) const BUFFER_LEN: usize = 256 << 10;
 /// Events of one wait.
 const EVENTS: usize = 64;
 /// Longest silence of a server before the run is given up.
@@ -49,14 +49,14 @@ fn write_some(mut socket: &UnixStream, bytes: &[u8]) -> io::Result<(usize, bool)
 }
 
 /// The floor: one thread, epoll, whole frames sent back with one write for each read.
-struct Echo {
-    threads: Threads,
-    socket: PathBuf,
+pub(super) struct Echo {
+    pub(super) threads: Threads,
+    pub(super) socket: PathBuf,
     _folder: PrivateFolder,
 }
 
 impl Echo {
-    fn start(core: usize) -> anyhow::Result<Self> {
+    pub(super) fn start(core: usize) -> anyhow::Result<Self> {
         let folder = PrivateFolder::new().context("making a folder for the socket")?;
         let socket = folder.path().join("echo.sock");
         let listener = UnixListener::bind(&socket).context("binding the echo")?;
@@ -160,7 +160,7 @@ struct Sender {
 }
 
 /// One thread that keeps `window` requests in flight on each of its connections.
-struct Load<'a> {
+pub(super) struct Load<'a> {
     epoll: Epoll,
     senders: Vec<Sender>,
     window: usize,
@@ -171,7 +171,7 @@ struct Load<'a> {
 }
 
 impl<'a> Load<'a> {
-    fn connect(path: &Path, connections: usize, window: usize, requests: &'a [u8]) -> anyhow::Result<Self> {
+    pub(super) fn connect(path: &Path, connections: usize, window: usize, requests: &'a [u8]) -> anyhow::Result<Self> {
         let message_len = whole_message(requests)?;
         let epoll = Epoll::new(EpollCreateFlags::empty())?;
         let mut load = Self { epoll, senders: Vec::new(), window, message_len, requests, reply_len: 0 };
@@ -245,7 +245,7 @@ impl<'a> Load<'a> {
     }
 
     /// A variant that runs this load: CPU time of the server and wall time for each request, in ns.
-    fn variant(mut self, threads: Threads) -> Variant<'a> {
+    pub(super) fn variant(mut self, threads: Threads) -> Variant<'a> {
         let mut buffer = vec![0; BUFFER_LEN];
         Box::new(move |slice| {
             let (before, started) = (threads.cpu(), Instant::now());
