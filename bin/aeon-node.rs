@@ -32,12 +32,22 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Check the configuration and exit: 0 if it is good, 64 if it is not
-    Check,
+    Check {
+        /// Print the settings that file, environment and flags give together, as a configuration file
+        #[arg(long)]
+        show: bool,
+    },
 }
 
-fn configuration(file: Option<PathBuf>, settings: Settings) -> Result<Config, ConfigError> {
+fn settings(file: Option<PathBuf>, settings: Settings) -> Result<Settings, ConfigError> {
     let file = file.map(|path| Settings::read(&path)).transpose()?.unwrap_or_default();
-    Config::try_from(settings.or(file))
+    Ok(settings.or(file))
+}
+
+/// Checks the settings; with `show` returns them as a file.
+fn check(settings: Settings, show: bool) -> anyhow::Result<String> {
+    Config::try_from(settings.clone())?;
+    Ok(if show { settings.to_toml()? } else { "configuration is good\n".to_owned() })
 }
 
 fn main() -> ExitCode {
@@ -46,16 +56,18 @@ fn main() -> ExitCode {
         settings.listen.systemd_sockets = Some(true);
     }
     match command {
-        Some(Command::Check) => match configuration(config, settings) {
-            Ok(_) => {
-                println!("configuration is good");
-                ExitCode::SUCCESS
+        Some(Command::Check { show }) => {
+            match self::settings(config, settings).map_err(Into::into).and_then(|settings| check(settings, show)) {
+                Ok(text) => {
+                    print!("{text}");
+                    ExitCode::SUCCESS
+                }
+                Err(error) => {
+                    common::report(error.as_ref());
+                    ExitCode::from(common::USAGE)
+                }
             }
-            Err(error) => {
-                common::report(&error);
-                ExitCode::from(common::USAGE)
-            }
-        },
-        None => node::run_node::<Cli>(&description, || configuration(config, settings)),
+        }
+        None => node::run_node::<Cli>(&description, || Config::try_from(self::settings(config, settings)?)),
     }
 }

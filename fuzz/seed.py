@@ -93,3 +93,36 @@ seed("fragments", b"".join(datagram(0, 1, part(i // 3, i % 3, 4, b"x" * 300)) fo
 seed("fragments", b"".join(datagram(i % 2, 250, part(1, i % 5, 5, b"x" * 9)) for i in range(12)))
 for index, total in [(0, 0), (3, 3), (255, 3), (2, 2)]:
     seed("fragments", datagram(0, 1, part(1, 0, 3, b"abc")) + datagram(0, 1, part(1, index, total, b"abc")))
+
+KEY = b'{"prefix_hash":"0x0000000000000007","prefix_len":4,"layer_lo":0,"layer_hi":6}'
+for limit, pieces in [
+    (4096, [KEY]),
+    (4096, [KEY[:9], b"", KEY[9:], None]),
+    (8, [b"1234", b"5678"]),
+    (8, [b"1234", b"5678", b"9"]),
+    (0, []),
+    (100, [b"x" * 60, 255]),
+    (100, [b"x" * 60, 254]),
+    (100, [255]),
+    (50, [b"\xff\xfe"]),
+]:
+    data = b"".join(bytes([p]) if isinstance(p, int) else bytes([len(p)]) + p for p in pieces if p is not None)
+    seed("http_body", limit.to_bytes(2, "big") + data)
+
+seed("config", (HERE.parent / "systemd" / "node.toml").read_bytes())
+for text in [
+    "",
+    'name = "n"\n[model]\nmodel = "identity:8:100"\nlayers = "0..1"\nworkers = 2\n[listen]\nuds = "/a"\nuds-mode = "0660"\n',
+    '[listen]\nudp = "127.0.0.1:0"\ntcp = "[::1]:80"\nhttp = "0.0.0.0:1"\nallow = ["10.0.0.0/8", "::1"]\nadmin-allow = ["fd00::/8"]\n'
+    'uds-allow-uid = [0, 1000]\nstock-clients = true\nauth-key-file = "/k"\nauth-window = 30\nbare-frames = false\n',
+    "[limits]\nmax-frame = 16_777_225\nmax-seq = 0x1000\ngrace = 0\nmax-queued-bytes = 9223372036854775807\nframe-timeout = 1\n",
+    '[log]\nlog-format = "json"\nlog-level = "warn,aeon_station::request=debug"\n',
+    'model = { model = "upstream:uds:/a,b,3584,152064", layers = "3..2" }\n',
+    'listen.allow = ["10.0.0.0/40"]\nlimits.max-sessions = 0\n',
+    '[model]\nmodel = "x.gguf"\nmodel = "twice"\n',
+    "[listen]\nudss = 1\n",
+    "a = " + "[" * 300,
+    "limits.grace = 1e9\n",
+    "[limits]\ngrace = -1\n",
+]:
+    seed("config", text.encode())

@@ -11,7 +11,8 @@ use crate::{
         LayerRange,
         error::LoadError,
         identity::Identity,
-        load::{ModelSpec, load_transformer},
+        load::load_transformer,
+        spec::ModelSpec,
         upstream::{Upstream, UpstreamError},
     },
     net::{

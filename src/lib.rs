@@ -14,6 +14,8 @@ pub mod control;
 pub mod daemon;
 pub mod demo;
 pub mod gguf;
+#[cfg(test)]
+mod hostile;
 pub mod model;
 pub mod net;
 pub mod replay;

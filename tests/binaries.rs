@@ -252,6 +252,12 @@ fn check_tells_good_files_from_bad_ones() {
     ] {
         assert_code(&check(content, &[]), 64, word);
     }
+    // What they give together is a file that is good in its turn.
+    let output = check(good, &["--show", "--grace", "3", "--uds", "/run/aeon/other"]);
+    assert_code(&output, 0, "");
+    let shown = String::from_utf8(output.stdout).unwrap();
+    assert!(shown.contains("grace = 3\n") && shown.contains("uds = \"/run/aeon/other\"\n"), "{shown}");
+    assert_eq!(check(&shown, &["--show"]).stdout, shown.as_bytes());
     // A flag is checked together with the file, wherever it stands.
     assert_code(&check(good, &["--udp", "127.0.0.1:0", "--stock-clients"]), 64, "--stock-clients");
 }

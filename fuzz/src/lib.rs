@@ -8,7 +8,26 @@ mod hostile;
 #[path = "../../src/codec.rs"]
 #[allow(dead_code)]
 mod codec;
+#[path = "../../src/config"]
+mod config {
+    pub(crate) mod settings;
+}
+#[path = "../../src/model"]
+mod model {
+    pub(crate) mod spec;
+}
+#[path = "../../src/net"]
+mod net {
+    #[allow(dead_code)]
+    pub(crate) mod peer;
+}
+#[path = "../../src/admin"]
+mod admin {
+    pub(crate) mod body;
+}
 
+mod http_body;
+mod settings;
 mod stream;
 
 use peak_alloc::PeakAlloc;
@@ -31,6 +50,16 @@ fn bounded(bytes: &[u8], factor: usize, check: impl FnOnce(&[u8])) {
     assert!(held <= allowed, "{held} bytes held for an input of {}, allowed are {allowed}", bytes.len());
 }
 
+/// The stream through the station's codec and, if it is of bare frames, through the crate's own readers.
+fn frame_stream_in_reads(bytes: &[u8]) {
+    stream::chunks(bytes);
+    if let Some((&[how, _], stream)) = bytes.split_first_chunk::<2>()
+        && how & 1 == 1
+    {
+        hostile::frames(stream);
+    }
+}
+
 macro_rules! bounded {
     ($($name:ident: $factor:literal, $check:path, $doc:literal;)*) => {
         $(
@@ -43,7 +72,7 @@ macro_rules! bounded {
 }
 
 bounded! {
-    frame_stream: 32, stream::chunks, "A stream of frames, prefixed or bare, cut into reads at random.";
+    frame_stream: 32, frame_stream_in_reads, "A stream of frames, prefixed or bare, cut into reads at random.";
     payload: 192, hostile::payload, "Payload, meta text, typed request meta. `[0,0,...` keeps a value for every two bytes, in both readings.";
     pcar: 16, hostile::pcar, "A PCAR body.";
     pcab: 64, hostile::pcab, "A basis file.";
@@ -51,5 +80,7 @@ bounded! {
     bwah_reply: 8, hostile::bwah_reply, "A reply of the replay cache.";
     bwah_capture: 8, hostile::bwah_capture, "A capture, as it comes in an HTTP body.";
     methodology: 192, hostile::methodology, "A methodology spec.";
+    config: 512, settings::file, "A configuration file.";
+    http_body: 128, http_body::body, "A body of an HTTP request, in pieces.";
     fragments: 64, hostile::fragments, "Datagrams of the fragmented transport. Parts may be of one byte each.";
 }

@@ -3,20 +3,15 @@
 use bytes::BytesMut;
 use tokio_util::codec::{Decoder, Encoder};
 
-use crate::{
-    codec::{FrameCodec, Framing, OwnedFrame, next_frame},
-    hostile,
-};
+use crate::codec::{FrameCodec, Framing, OwnedFrame, next_frame};
 
 /// The first byte chooses framing and limit, the second the sizes of the reads; the stream is the rest.
+///
+/// Frames, the bytes used, and the error in its words must not depend on the reads.
 pub(crate) fn chunks(bytes: &[u8]) {
     let Some((&[how, cut], stream)) = bytes.split_first_chunk::<2>() else { return };
     let framing = if how & 1 == 0 { Framing::Prefixed } else { Framing::Bare };
     let max_frame_len = if how & 2 == 0 { 256 } else { aeon_proto::frame::MAX_FRAME_LEN };
-    if framing == Framing::Bare {
-        hostile::frames(stream);
-    }
-
     let (whole, whole_end, used) = at_once(stream, framing, max_frame_len);
     let (pieces, pieces_end, left) = in_reads(stream, framing, max_frame_len, cut);
     assert_eq!((&pieces, &pieces_end), (&whole, &whole_end), "the cut of the reads shows");

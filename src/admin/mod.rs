@@ -18,6 +18,7 @@
 //! The daemon starts it beside the other carriers; it sees the station's handler and knows no frame of theirs. Bodies have
 //! one limit, that of frames. A peer that is not on the allow list gets 403.
 
+pub(crate) mod body;
 mod control;
 mod replay;
 mod reply;

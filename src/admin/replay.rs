@@ -3,10 +3,9 @@
 use std::{sync::Arc, time::Instant};
 
 use aeon_proto::{
-    frame::{Flags, Frame},
+    frame::Frame,
     json::{Object, Value},
-    payload::{FrameWriter, Payload},
-    route::Route,
+    payload::Payload,
 };
 use axum::{
     body::Body,
@@ -20,7 +19,7 @@ use tokio::{
 };
 
 use super::{
-    Admin,
+    Admin, body,
     reply::{Refusal, json, read_body, typed, vent},
 };
 use crate::{
@@ -72,12 +71,8 @@ pub(super) async fn replay(State(admin): State<Admin>, request: HttpRequest<Body
 }
 
 async fn ask(admin: &Admin, key: &[u8]) -> Result<Response, Refusal> {
-    let text = std::str::from_utf8(key).map_err(|_| Refusal::NoText)?;
-    let mut bytes = Vec::new();
-    let mut frame = FrameWriter::new(&mut bytes, Route::AMPLITUHEDRON_REPLAY.0, 0, Flags::NONE);
-    frame.meta_text(text);
-    frame.finish().map_err(|_| Refusal::NoText)?;
-    let frame = Frame::decode_exact(&bytes).map_err(|_| Refusal::NoText)?;
+    let bytes = body::key_frame(key)?;
+    let frame = Frame::decode_exact(&bytes).map_err(|_| Refusal::Internal)?;
     let peer = Peer {
         carrier: Carrier::Http,
         connection: 0,

@@ -1,6 +1,6 @@
 //! Bodies in and answers out, with one size limit and one form of errors.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use aeon_proto::{
     frame::{Flags, Frame},
@@ -8,12 +8,13 @@ use aeon_proto::{
     payload::Payload,
 };
 use axum::{
-    body::{Body, BodyDataStream},
+    body::Body,
     http::{HeaderValue, Request, StatusCode, header},
     response::Response,
 };
 use futures_util::StreamExt;
 
+use super::body::{self, BodyError, KeyError};
 use crate::{
     station::error::RequestError,
     telemetry::faults::{Fault, fault},
@@ -43,32 +44,15 @@ pub(super) enum Refusal {
     /// Another method.
     #[error("method not allowed; the /amplituhedron paths, /reload and /drain take POST, all others take GET")]
     Method,
-    /// A body over the limit.
-    #[error("body is too large, at most {max} bytes are taken (max-frame)")]
-    TooLarge {
-        /// The limit.
-        max: usize,
-    },
+    /// A body that was not read to its end.
+    #[error(transparent)]
+    Body(#[from] BodyError<axum::Error>),
     /// Too many bodies are being read.
     #[error("too many requests with bodies at once; come back later")]
     Busy,
-    /// A body that came too slowly.
-    #[error("body did not come within the time that this node gives: {got} bytes in {waited:?}")]
-    TooSlow {
-        /// Bytes that came.
-        got: usize,
-        /// How long was waited.
-        waited: Duration,
-    },
-    /// The connection broke inside the body.
-    #[error("body ended early: {got} bytes came")]
-    Broken {
-        /// Bytes that came.
-        got: usize,
-    },
     /// A key that no meta can hold.
-    #[error("key is no JSON text of at most 65535 bytes")]
-    NoText,
+    #[error(transparent)]
+    Key(#[from] KeyError),
     /// An answer of the station that cannot be read, or none.
     #[error("internal error; the log of this node says more")]
     Internal,
@@ -80,9 +64,9 @@ impl Refusal {
             Self::PeerNotAllowed | Self::ControlNotAllowed | Self::FromPage => 403,
             Self::UnknownPath => 404,
             Self::Method => 405,
-            Self::TooLarge { .. } => 413,
-            Self::TooSlow { .. } => 408,
-            Self::Broken { .. } | Self::NoText => 400,
+            Self::Body(BodyError::TooLarge { .. }) => 413,
+            Self::Body(BodyError::TooSlow { .. }) => 408,
+            Self::Body(BodyError::Broken { .. }) | Self::Key(_) => 400,
             Self::Internal => 500,
             Self::Busy => 503,
         }
@@ -91,11 +75,8 @@ impl Refusal {
     /// Whether what the client still sends cannot be told from a new request.
     const fn ends_connection(&self) -> bool {
         match self {
-            Self::TooLarge { .. } | Self::TooSlow { .. } | Self::Broken { .. } | Self::Busy | Self::PeerNotAllowed => {
-                true
-            }
-            Self::FromPage => true,
-            Self::ControlNotAllowed | Self::UnknownPath | Self::Method | Self::NoText | Self::Internal => false,
+            Self::Body(_) | Self::Busy | Self::PeerNotAllowed | Self::FromPage => true,
+            Self::ControlNotAllowed | Self::UnknownPath | Self::Method | Self::Key(_) | Self::Internal => false,
         }
     }
 
@@ -103,7 +84,7 @@ impl Refusal {
         let mut text = Vec::new();
         text.extend_from_slice(b"{\"error\":");
         json::write_string(&self.to_string(), &mut text);
-        if let Self::TooLarge { max } = self {
+        if let Self::Body(BodyError::TooLarge { max }) = self {
             text.extend_from_slice(format!(",\"max_frame\":{max}").as_bytes());
         }
         text.push(b'}');
@@ -146,35 +127,20 @@ pub(super) async fn read_body(request: Request<Body>, max: usize, timeout: Durat
     let asks_first = request.headers().contains_key(header::EXPECT);
     let mut chunks = request.into_body().into_data_stream();
     let read = match announced.is_some_and(|len| len > max as u64) {
-        true => Err(Refusal::TooLarge { max }),
-        false => collect(&mut chunks, max, timeout).await,
+        true => Err(BodyError::TooLarge { max }),
+        false => body::collect(&mut chunks, max, timeout).await,
     };
     // A client that asks before it sends has sent nothing yet. Any other goes on sending, and would not see an answer on
     // a connection that is closed under it.
-    if let Err(Refusal::TooLarge { .. }) = read
-        && !asks_first
-    {
-        let rest = async { while let Some(Ok(_)) = chunks.next().await {} };
-        let _ = tokio::time::timeout(LINGER, rest).await;
-    }
-    read
-}
-
-async fn collect(chunks: &mut BodyDataStream, max: usize, timeout: Duration) -> Result<Vec<u8>, Refusal> {
-    let started = Instant::now();
-    let mut body: Vec<u8> = Vec::new();
-    loop {
-        let mib = u32::try_from(body.len() >> 20).unwrap_or(u32::MAX).saturating_add(1);
-        let deadline = started + timeout.saturating_mul(mib);
-        match tokio::time::timeout_at(deadline.into(), chunks.next()).await {
-            Ok(None) => return Ok(body),
-            Ok(Some(Ok(chunk))) if chunk.len() > max - body.len() => return Err(Refusal::TooLarge { max }),
-            Ok(Some(Ok(chunk))) => body.extend_from_slice(&chunk),
-            Ok(Some(Err(error))) => {
-                fault!(DEBUG, Fault::Http, %error, "HTTP body broke off: {error}");
-                return Err(Refusal::Broken { got: body.len() });
-            }
-            Err(_) => return Err(Refusal::TooSlow { got: body.len(), waited: started.elapsed() }),
+    match &read {
+        Err(BodyError::TooLarge { .. }) if !asks_first => {
+            let rest = async { while let Some(Ok(_)) = chunks.next().await {} };
+            let _ = tokio::time::timeout(LINGER, rest).await;
         }
+        Err(BodyError::Broken { source, .. }) => {
+            fault!(DEBUG, Fault::Http, error = %source, "HTTP body broke off: {source}")
+        }
+        _ => {}
     }
+    Ok(read?)
 }

@@ -14,6 +14,7 @@ pub mod load;
 pub mod matrix;
 mod safetensors;
 pub mod session;
+pub mod spec;
 pub mod transformer;
 pub mod upstream;
 mod weights;

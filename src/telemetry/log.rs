@@ -2,29 +2,15 @@
 
 use std::{ffi::OsStr, io, os::fd::AsFd};
 
-use serde::Deserialize;
 use tracing_subscriber::{EnvFilter, Layer, layer::SubscriberExt, util::SubscriberInitExt};
+
+use crate::config::settings::LogFormat;
 
 /// What is logged unless something else is asked for.
 pub const DEFAULT_LEVEL: &str = "warn";
 
 /// Prefix of this program's fields in the journal: `journalctl AEON_FAULT=position`.
 const JOURNAL_PREFIX: &str = "AEON";
-
-/// The form of log lines.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum LogFormat {
-    /// The journal if standard error leads there, else text.
-    #[default]
-    Auto,
-    /// Lines for people, on standard error.
-    Text,
-    /// One JSON object a line, on standard error.
-    Json,
-    /// The journal, with each field as one of its own.
-    Journald,
-}
 
 /// How a node logs.
 #[derive(Debug, Clone, PartialEq, Eq)]

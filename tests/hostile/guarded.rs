@@ -75,22 +75,32 @@ impl Guarded {
     /// Starts a node and, once it serves, forbids it to grow by more than its budgets (`extra` may make them smaller), [`SLACK`], and 32 KiB for each of
     /// `connections`.
     pub(crate) async fn start(model: &str, connections: u64, extra: &[&str]) -> Self {
+        let command = |args: &[String]| {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_aeon-node"));
+            command.args(args).stdout(Stdio::null());
+            command
+        };
+        Self::start_as(command, model, connections, extra).await
+    }
+
+    /// As [`Guarded::start`], a program that `command` makes of the node's arguments.
+    pub(crate) async fn start_as(
+        command: impl FnOnce(&[String]) -> Command,
+        model: &str,
+        connections: u64,
+        extra: &[&str],
+    ) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let uds = dir.path().join("s");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_aeon-node"));
-        command.args(["--uds", uds.to_str().unwrap(), "--udp", "127.0.0.1:0", "--tcp", "127.0.0.1:0"]);
-        command.args(["--http", "127.0.0.1:0", "--frame-timeout", "3", "--model", model]);
+        let mut args = vec!["--uds", uds.to_str().unwrap(), "--udp", "127.0.0.1:0", "--tcp", "127.0.0.1:0"];
+        args.extend(["--http", "127.0.0.1:0", "--frame-timeout", "3", "--model", model]);
+        args.extend(extra);
+        let mut args: Vec<String> = args.into_iter().map(str::to_owned).collect();
         for (flag, bytes) in BUDGETS.iter().filter(|(flag, _)| !extra.contains(flag)) {
-            command.args([*flag, &bytes.to_string()]);
+            args.extend([(*flag).to_owned(), bytes.to_string()]);
         }
         // glibc sets 64 MiB of address space aside for each thread that allocates, unless it is told not to.
-        let mut child = command
-            .args(extra)
-            .env("MALLOC_ARENA_MAX", "2")
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut child = command(&args).env("MALLOC_ARENA_MAX", "2").stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let mut before = Vec::new();
         let ready = loop {
@@ -116,6 +126,11 @@ impl Guarded {
         let pid = Pid::from_child(&node.child);
         prlimit(Some(pid), Resource::As, Rlimit { current: Some(all), maximum: Some(all) }).unwrap();
         node
+    }
+
+    /// The process itself, for pipes that it was given.
+    pub(crate) fn child(&mut self) -> &mut Child {
+        &mut self.child
     }
 
     pub(crate) fn pid(&self) -> u32 {

@@ -1,4 +1,5 @@
-//! Everything at once, for long: what a node holds in the end is what it held after its first minute.
+//! Everything at once, for long: what a node holds in the end is what it held after its first minute, by the count of its
+//! own allocator. The traffic stops for a moment whenever it is measured.
 //!
 //! Ignored by default. `AEON_SOAK_SECONDS=1800 cargo test --test hostile soak -- --ignored --nocapture` runs the long form,
 //! `.ci/run soak` a short one.
@@ -17,6 +18,7 @@ use serde_json::Value;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpStream, UnixStream},
+    sync::RwLock,
     task::JoinSet,
 };
 
@@ -26,14 +28,26 @@ use crate::{
         wire::{Wire, cancel, prefixed, raw_frame, request},
         within,
     },
+    counted::Gauge,
     guarded::{Guarded, memory},
 };
 
 /// What fills up once and then stays, such as the replies kept for copies (4,096), must be full before growth is judged.
 const WARM_UP: Duration = Duration::from_secs(20);
 const WARM_UP_ROUNDS: u64 = 6000;
-/// Growth that the allocator's habits may cause.
-const MARGIN: f64 = 3.0 * 1024.0 * 1024.0;
+/// What the content of full caches may differ by, since entries are of many sizes.
+const LIVE_MARGIN: f64 = 256.0 * 1024.0;
+/// Growth of the pages in use that the allocator's habits may cause.
+const RESIDENT_MARGIN: f64 = 6.0 * 1024.0 * 1024.0;
+
+/// What a node held at one moment, while nobody asked anything of it.
+struct Sample {
+    seconds: f64,
+    /// Bytes allocated and not freed.
+    live: f64,
+    /// Bytes of pages in use.
+    resident: f64,
+}
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes a minute and more"]
@@ -44,30 +58,37 @@ async fn soak() {
     std::fs::copy(format!("{root}/demo/demo.pcab"), bases.path().join("demo.pcab")).unwrap();
     let (bases_arg, methodologies) = (bases.path().to_str().unwrap(), format!("{root}/methodologies"));
     let limits = ["--max-sessions", "64", "--max-shard-entries", "200", "--max-replay-bytes", "2000000"];
-    let node = Guarded::start(
-        "demo",
-        100,
-        &[&["--bases", bases_arg, "--methodologies", &methodologies][..], &limits].concat(),
-    )
-    .await;
+    // One line for each reload would hide everything else.
+    let rest =
+        ["--log-level", "warn,aeon_station::control=error", "--bases", bases_arg, "--methodologies", &methodologies];
+    let arguments = [&rest[..], &limits].concat();
+    let (node, mut gauge) = Gauge::start("demo", 100, &arguments).await;
     let node = Arc::new(node);
-    let (rounds, copied) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let (rounds, copied, reloads) =
+        (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    // Held shared while something is asked, and alone to measure.
+    let busy = Arc::new(RwLock::new(()));
     let mut tasks = JoinSet::new();
     for n in 0..3 {
-        let (node, rounds, copied) = (Arc::clone(&node), Arc::clone(&rounds), Arc::clone(&copied));
+        let (node, rounds, copied, busy) =
+            (Arc::clone(&node), Arc::clone(&rounds), Arc::clone(&copied), Arc::clone(&busy));
         tasks.spawn(async move {
             for round in 0_u64.. {
+                let _busy = busy.read().await;
                 sessions(&node, &format!("{n}-{round}"), &copied).await;
                 others(&node, n + 3 * round).await;
                 rounds.fetch_add(1, Ordering::Relaxed);
             }
         });
     }
-    let (reloaded, pid) = (Arc::clone(&node), node.pid());
+    let (reloaded, reloading, pid) = (Arc::clone(&node), Arc::clone(&reloads), node.pid());
+    let among = Arc::clone(&busy);
     tasks.spawn(async move {
         loop {
-            tokio::time::sleep(Duration::from_secs(2)).await;
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            let _busy = among.read().await;
             kill_process(Pid::from_raw(reloaded.pid() as i32).unwrap(), Signal::HUP).unwrap();
+            reloading.fetch_add(1, Ordering::Relaxed);
         }
     });
     let started = Instant::now();
@@ -77,47 +98,71 @@ async fn soak() {
         still_running(&mut tasks).await;
         assert!(started.elapsed() < Duration::from_secs(600), "{copied:?} rounds in ten minutes");
     }
-    let (warm, warm_rounds) = (Instant::now(), rounds.load(Ordering::Relaxed));
-    eprintln!("warm after {:.0} s and {warm_rounds} rounds", started.elapsed().as_secs_f64());
+    let counts = || (rounds.load(Ordering::Relaxed), reloads.load(Ordering::Relaxed));
+    let (warm, before) = (Instant::now(), counts());
+    eprintln!("warm after {:.0} s and {} rounds", started.elapsed().as_secs_f64(), before.0);
     let mut samples = Vec::new();
     while warm.elapsed() < Duration::from_secs(seconds) {
-        tokio::time::sleep(Duration::from_millis(500)).await;
+        tokio::time::sleep(Duration::from_millis(1500)).await;
         still_running(&mut tasks).await;
-        samples.push((warm.elapsed().as_secs_f64(), memory(pid, "VmRSS") as f64));
+        let _alone = busy.write().await;
+        at_rest(&node).await;
+        let (live, resident) = (gauge.live_bytes().await as f64, memory(pid, "VmRSS") as f64);
+        samples.push(Sample { seconds: warm.elapsed().as_secs_f64(), live, resident });
     }
     tasks.shutdown().await;
-    let rounds = rounds.load(Ordering::Relaxed) - warm_rounds;
-    let middle = |samples: &[(f64, f64)]| {
-        let mut values: Vec<f64> = samples.iter().map(|sample| sample.1).collect();
-        values.sort_by(f64::total_cmp);
-        values[values.len() / 2]
-    };
-    let third = samples.len() / 3;
-    let (first, last) = (middle(&samples[..third]), middle(&samples[samples.len() - third..]));
-    let grown = slope(&samples) * seconds as f64;
-    let mib = |bytes: f64| bytes / f64::from(1 << 20);
-    eprintln!(
-        "{seconds} s, {rounds} rounds: {:.1} MiB in the first third, {:.1} in the last, by the slope {:+.2} in all; node says {}",
-        mib(first),
-        mib(last),
-        mib(grown),
-        node.health().await,
-    );
-    assert!(rounds > 0);
-    assert!(last <= first + MARGIN, "grown from {first} to {last} bytes in {rounds} rounds");
-    assert!(grown <= 2.0 * MARGIN, "grows by {grown} bytes in {rounds} rounds");
+    let after = counts();
+    let (rounds, reloads) = (after.0 - before.0, after.1 - before.1);
+    let kib = |bytes: f64| bytes / 1024.0;
+    let figures: [(&str, fn(&Sample) -> f64); 2] =
+        [("live bytes", |sample| sample.live), ("pages in use", |sample| sample.resident)];
+    let [live, resident] = figures.map(|(figure, of)| {
+        let [first, second, last] = thirds(&samples, of);
+        let slope = slope(&samples, of) * seconds as f64;
+        eprintln!(
+            "{figure}: {:.0} KiB in the first third, {:.0} in the second, {:.0} in the last; by the slope {:+.0} in all",
+            kib(first),
+            kib(second),
+            kib(last),
+            kib(slope),
+        );
+        (last - first).max(slope)
+    });
+    let every = samples.len().div_ceil(10);
+    let course = samples.iter().step_by(every).map(|at| format!("{:.0}@{:.0}s", kib(at.live), at.seconds));
+    eprintln!("live KiB: {}", course.collect::<Vec<_>>().join(" "));
+    eprintln!("{seconds} s, {rounds} rounds, {reloads} reloads; node says {}", node.health().await);
+    assert!(rounds > 0 && reloads > 0);
+    assert!(live <= LIVE_MARGIN, "holds {live} bytes more after {rounds} rounds and {reloads} reloads");
+    assert!(resident <= RESIDENT_MARGIN, "pages of {resident} bytes more after {rounds} rounds and {reloads} reloads");
     // Nothing of it is left but what limits bound.
-    let calm = |health: &Value| ["queued", "queued_bytes", "buffered_bytes"].iter().all(|key| health[*key] == 0);
-    let ended = Instant::now();
+    let health = at_rest(&node).await;
+    assert!(health["sessions"].as_u64().unwrap() <= 64, "{health}");
+    Arc::into_inner(node).unwrap().stop();
+}
+
+/// Waits until a node has nothing to do and only the one connection that asks.
+async fn at_rest(node: &Guarded) -> Value {
+    let started = Instant::now();
     loop {
         let health = node.health().await;
-        if calm(&health) && health["connections"] == 1 && health["sessions"].as_u64().unwrap() <= 64 {
-            break;
+        let is_calm = ["queued", "queued_bytes", "buffered_bytes"].iter().all(|key| health[*key] == 0);
+        if is_calm && health["connections"] == 1 {
+            return health;
         }
-        assert!(ended.elapsed() < Duration::from_secs(30), "{health}");
+        assert!(started.elapsed() < Duration::from_secs(30), "{health}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    Arc::into_inner(node).unwrap().stop();
+}
+
+/// The medians of the first, second and last third.
+fn thirds(samples: &[Sample], of: fn(&Sample) -> f64) -> [f64; 3] {
+    let third = samples.len() / 3;
+    [&samples[..third], &samples[third..samples.len() - third], &samples[samples.len() - third..]].map(|samples| {
+        let mut values: Vec<f64> = samples.iter().map(of).collect();
+        values.sort_by(f64::total_cmp);
+        values[values.len() / 2]
+    })
 }
 
 /// A task that ends has panicked.
@@ -128,12 +173,12 @@ async fn still_running(tasks: &mut JoinSet<()>) {
 }
 
 /// Least squares: bytes a second.
-fn slope(samples: &[(f64, f64)]) -> f64 {
+fn slope(samples: &[Sample], of: fn(&Sample) -> f64) -> f64 {
     let n = samples.len() as f64;
-    let (x, y) = samples.iter().fold((0.0, 0.0), |sum, sample| (sum.0 + sample.0 / n, sum.1 + sample.1 / n));
-    let (xy, xx) = samples
-        .iter()
-        .fold((0.0, 0.0), |sum, sample| (sum.0 + (sample.0 - x) * (sample.1 - y), sum.1 + (sample.0 - x).powi(2)));
+    let (x, y) = samples.iter().fold((0.0, 0.0), |sum, sample| (sum.0 + sample.seconds / n, sum.1 + of(sample) / n));
+    let (xy, xx) = samples.iter().fold((0.0, 0.0), |sum, sample| {
+        (sum.0 + (sample.seconds - x) * (of(sample) - y), sum.1 + (sample.seconds - x).powi(2))
+    });
     xy / xx
 }
 
@@ -180,7 +225,8 @@ async fn sessions(node: &Guarded, name: &str, copied: &AtomicU64) {
 /// Errors, cancels, shards, captures, HTTP, connections that end in every way.
 async fn others(node: &Guarded, round: u64) {
     let mut wire = node.wire().await;
-    let value = "v".repeat(1000 + round as usize % 5000);
+    // Of many sizes, and the two hundred that are kept always of much the same sum.
+    let value = "v".repeat(1000 + round as usize * 997 % 5000);
     let put = format!(r#"{{"shard":"s","key":"{round}","value":"{value}"}}"#);
     wire.ask(Route::SHARD_PUT, &put, &[]).await.ok();
     wire.ask(Route::SHARD_GET, &format!(r#"{{"shard":"s","key":"{round}"}}"#), &[]).await.ok();
