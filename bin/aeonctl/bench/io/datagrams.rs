@@ -8,9 +8,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use nix::sys::socket::{
-    ControlMessage, MsgFlags, MultiHeaders, SockaddrIn, recv, sendmmsg, sendmsg,
-};
+use nix::sys::socket::{ControlMessage, MsgFlags, MultiHeaders, SockaddrIn, recv, sendmmsg, sendmsg};
 use socket2::SockRef;
 
 use super::{
