@@ -3,6 +3,7 @@
 use std::{
     cell::Cell,
     io::{self, ErrorKind},
+    task::{Context, Poll, ready},
     time::Instant,
 };
 
@@ -20,45 +21,57 @@ thread_local! {
 }
 
 impl<S: StreamSocket> Connection<S> {
-    /// Reads what is there, handles it, writes what was answered.
+    /// Waits for something to read, handles it, writes what was answered. Holds a buffer only while there is something.
+    pub(super) fn poll_read_turn(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.with_input(|connection, input| {
+            let read = ready!(connection.socket.poll_read(cx, input));
+            Poll::Ready(connection.received(read, input).map(drop))
+        })
+    }
+
+    /// Reads what is there by now, handles it, writes what was answered.
     pub(super) fn read_turn(&mut self) -> io::Result<()> {
+        for _ in 0..READS_PER_TURN {
+            let more = self.with_input(|connection, input| {
+                let read = connection.socket.try_read(input);
+                connection.received(read, input)
+            })?;
+            let is_free = !self.is_held && self.output.is_empty() && self.parked_bytes < LOOKAHEAD_LEN;
+            if !more || !is_free || self.phase != Phase::Open {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs `work` with the buffer of this thread. Whole frames may have to wait for their turn, so it gets no more of it
+    /// than there is room for.
+    fn with_input<T>(&mut self, work: impl FnOnce(&mut Self, &mut [u8]) -> T) -> T {
         let mut input = INPUT.take();
         input.resize(SCRATCH_LEN, 0);
-        let result = self.read_into(&mut input);
+        let most = input.len().min(self.room());
+        let result = work(self, input.get_mut(..most).unwrap_or_default());
         INPUT.set(input);
         result
     }
 
-    pub(super) fn read_into(&mut self, input: &mut [u8]) -> io::Result<()> {
-        for _ in 0..READS_PER_TURN {
-            // Whole frames may have to wait for their turn, so no more is read than there is room for.
-            let most = input.len().min(self.room());
-            let input = input.get_mut(..most).unwrap_or_default();
-            let len = match self.socket.try_read(input) {
-                Ok(0) => {
-                    self.end_of_input();
-                    return Ok(());
-                }
-                Ok(len) => len,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
-                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                Err(error) => return Err(error),
-            };
-            let now = Instant::now();
-            let bytes = input.get(..len).unwrap_or_default();
-            self.with_output(|connection| connection.take(bytes, now))?;
-            let more = len == input.len();
-            self.reads += usize::from(more);
-            if !more
-                || self.phase != Phase::Open
-                || self.is_held
-                || !self.output.is_empty()
-                || self.parked_bytes >= LOOKAHEAD_LEN
-            {
-                return Ok(());
+    /// Handles what a read brought into `input`; returns whether there may be more.
+    fn received(&mut self, read: io::Result<usize>, input: &[u8]) -> io::Result<bool> {
+        let len = match read {
+            Ok(0) => {
+                self.end_of_input();
+                return Ok(false);
             }
-        }
-        Ok(())
+            Ok(len) => len,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+            Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(true),
+            Err(error) => return Err(error),
+        };
+        let now = Instant::now();
+        self.with_output(|connection| connection.take(input.get(..len).unwrap_or_default(), now))?;
+        let is_full = len == input.len();
+        self.reads += usize::from(is_full);
+        Ok(is_full)
     }
 
     pub(super) fn end_of_input(&mut self) {

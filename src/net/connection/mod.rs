@@ -21,17 +21,19 @@ mod socket;
 
 use std::{
     collections::VecDeque,
+    future::poll_fn,
     io::{self, ErrorKind},
     sync::Arc,
+    task::Poll,
     time::{Duration, Instant},
 };
 
 use aeon_proto::frame::Flags;
-use tokio::{io::Interest, sync::mpsc};
+use tokio::io::Interest;
 
 use self::{
     output::patch_prefix,
-    requests::{Completion, InFlight, Parked},
+    requests::{Completion, Done, InFlight, Parked},
 };
 use super::shutdown::Shutdown;
 use crate::{
@@ -105,11 +107,25 @@ enum Phase {
     Broken,
 }
 
+/// What a connection waits for.
+enum Event {
+    /// A worker has an answer.
+    Completed(Completion),
+    /// The socket takes more.
+    Writable(io::Result<()>),
+    /// Something was read, and handled.
+    Read(io::Result<()>),
+    /// A time limit may be over.
+    Timer,
+    /// The process is about to end.
+    Draining,
+}
+
 struct Connection<S> {
     socket: S,
     peer: Peer,
     station: Arc<Station>,
-    options: ConnectionOptions,
+    options: Arc<ConnectionOptions>,
     phase: Phase,
     carry: Vec<u8>,
     carry_since: Option<Instant>,
@@ -125,7 +141,8 @@ struct Connection<S> {
     probe_at: Option<Instant>,
     in_flight: Vec<InFlight>,
     next_id: u64,
-    done: mpsc::UnboundedSender<Completion>,
+    /// Brings the answers of workers; made with the first request in flight.
+    done: Option<Done>,
     last_request: Instant,
     /// What this connection holds of the memory that all share.
     buffered: GaugeShare,
@@ -135,15 +152,17 @@ struct Connection<S> {
 }
 
 /// Serves one connection until its peer, an error or `shutdown` ends it. All work that is still in flight then is
-/// cancelled.
-pub async fn serve<S: StreamSocket>(
+/// cancelled. `held` is what the connection takes of something shared; it goes with it.
+///
+/// The connection is made here and not in the future, which would keep room for both what it is made of and itself.
+pub(super) fn serve<S: StreamSocket>(
     socket: S,
     peer: Peer,
     station: Arc<Station>,
-    options: ConnectionOptions,
+    options: Arc<ConnectionOptions>,
     shutdown: Shutdown,
-) {
-    let (done, mut completions) = mpsc::unbounded_channel();
+    held: impl Send,
+) -> impl Future<Output = ()> + Send {
     let buffered = station.counters().buffered_bytes.share();
     let mut connection = Connection {
         socket,
@@ -163,22 +182,26 @@ pub async fn serve<S: StreamSocket>(
         probe_at: None,
         in_flight: Vec::new(),
         next_id: 0,
-        done,
+        done: None,
         last_request: Instant::now(),
         buffered,
         reads: 0,
         frames: 0,
     };
-    let end = tokio::select! {
-        end = connection.run(&mut completions, &shutdown) => end,
-        () = shutdown.killed() => Ok(()),
-    };
-    if let Err(error) = end {
-        let Peer { carrier, origin, .. } = connection.peer;
-        fault!(DEBUG, Fault::Send, carrier = carrier.name(), peer = %origin, %error, "connection ended: {error}");
-    }
-    for request in &connection.in_flight {
-        request.cancel.cancel();
+    async move {
+        let end = tokio::select! {
+            biased;
+            end = connection.run(&shutdown) => end,
+            () = shutdown.killed() => Ok(()),
+        };
+        if let Err(error) = end {
+            let Peer { carrier, origin, .. } = connection.peer;
+            fault!(DEBUG, Fault::Send, carrier = carrier.name(), peer = %origin, %error, "connection ended: {error}");
+        }
+        for request in &connection.in_flight {
+            request.cancel.cancel();
+        }
+        drop(held);
     }
 }
 
@@ -195,11 +218,13 @@ pub(super) async fn refuse(socket: impl StreamSocket, framing: Framing, flags: F
 }
 
 /// Lets the peer read what was sent: closing with unread input would make some systems throw it away.
+/// Connections box this: few end so, and none should keep room for it.
 async fn linger(socket: &impl StreamSocket) {
     socket.shutdown_write();
     let discard = async {
-        let mut buffer = [0; 4096];
         while socket.ready(Interest::READABLE).await.is_ok() {
+            // Not across the wait: what lives there is part of every connection.
+            let mut buffer = [0; 4096];
             match socket.try_read(&mut buffer) {
                 Ok(0) => return,
                 Err(error) if error.kind() != ErrorKind::WouldBlock => return,
@@ -211,17 +236,13 @@ async fn linger(socket: &impl StreamSocket) {
 }
 
 impl<S: StreamSocket> Connection<S> {
-    async fn run(
-        &mut self,
-        completions: &mut mpsc::UnboundedReceiver<Completion>,
-        shutdown: &Shutdown,
-    ) -> io::Result<()> {
+    async fn run(&mut self, shutdown: &Shutdown) -> io::Result<()> {
         if self.options.stock_clients {
             self.with_output(Self::open_streams)?;
         }
         let mut timer_at = self.next_deadline();
-        let timer = tokio::time::sleep_until(timer_at.into());
-        tokio::pin!(timer);
+        let mut timer = std::pin::pin!(tokio::time::sleep_until(timer_at.into()));
+        let mut draining = std::pin::pin!(shutdown.draining());
         loop {
             self.check_room()?;
             if self.frames >= FRAMES_PER_TURN || self.reads >= READS_PER_TURN {
@@ -246,20 +267,24 @@ impl<S: StreamSocket> Connection<S> {
             } else {
                 self.probe_at.get_or_insert_with(|| Instant::now() + PROBE_PERIOD);
             }
+            if self.in_flight.is_empty() {
+                // Every answer has come, and an idle connection keeps nothing for the next.
+                self.done = None;
+            }
             let settled = self.in_flight.is_empty() && self.parked.is_empty() && !writing;
             match self.phase {
                 Phase::Open if settled && self.carry.is_empty() && shutdown.is_draining() => {
                     // What has come by now is answered (with 503); then the connection ends.
                     self.read_turn()?;
                     if self.in_flight.is_empty() && self.output.is_empty() {
-                        linger(&self.socket).await;
+                        Box::pin(linger(&self.socket)).await;
                         return Ok(());
                     }
                     continue;
                 }
                 Phase::InputEnded if settled => return Ok(()),
                 Phase::Broken if settled => {
-                    linger(&self.socket).await;
+                    Box::pin(linger(&self.socket)).await;
                     return Ok(());
                 }
                 _ => {}
@@ -269,38 +294,42 @@ impl<S: StreamSocket> Connection<S> {
                 timer_at = deadline;
                 timer.as_mut().reset(timer_at.into());
             }
-            let interest = match (reading, writing) {
-                (true, true) => Interest::READABLE | Interest::WRITABLE,
-                (_, true) => Interest::WRITABLE,
-                _ => Interest::READABLE,
-            };
-            tokio::select! {
-                biased;
-                Some(done) = completions.recv() => self.with_output(|connection| {
-                    connection.complete(done);
-                    while let Ok(done) = completions.try_recv() {
-                        connection.complete(done);
-                    }
-                    connection.unpark();
-                })?,
-                ready = self.socket.ready(interest), if reading || writing => {
-                    let ready = ready?;
-                    if ready.is_writable() && writing {
-                        self.flush()?;
-                        self.catch_up()?;
-                    }
-                    if ready.is_readable() && reading {
-                        self.read_turn()?;
-                    }
+            // One future that polls what is due, and nothing else: a request costs a few of these turns.
+            let event = poll_fn(|cx| {
+                if let Poll::Ready(done) = self.poll_completion(cx) {
+                    return Poll::Ready(Event::Completed(done));
                 }
-                () = timer.as_mut() => {
+                if writing {
+                    if let Poll::Ready(ready) = self.socket.poll_writable(cx) {
+                        return Poll::Ready(Event::Writable(ready));
+                    }
+                } else if reading && let Poll::Ready(handled) = self.poll_read_turn(cx) {
+                    return Poll::Ready(Event::Read(handled));
+                }
+                if timer.as_mut().poll(cx).is_ready() {
+                    return Poll::Ready(Event::Timer);
+                }
+                if !shutdown.is_draining() && draining.as_mut().poll(cx).is_ready() {
+                    return Poll::Ready(Event::Draining);
+                }
+                Poll::Pending
+            });
+            match event.await {
+                Event::Completed(done) => self.completed(done)?,
+                Event::Writable(ready) => {
+                    ready?;
+                    self.flush()?;
+                    self.catch_up()?;
+                }
+                Event::Read(handled) => handled?,
+                Event::Timer => {
                     if self.expired(Instant::now())? {
                         return Ok(());
                     }
                     timer_at = self.next_deadline();
                     timer.as_mut().reset(timer_at.into());
                 }
-                () = shutdown.draining(), if !shutdown.is_draining() => {}
+                Event::Draining => {}
             }
         }
     }

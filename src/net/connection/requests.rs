@@ -1,6 +1,10 @@
 //! Requests of a connection: handled at once, in flight at a worker, or parked until there is room.
 
-use std::time::Instant;
+use std::{
+    io,
+    task::{Context, Poll},
+    time::Instant,
+};
 
 use aeon_proto::{
     frame::{Flags, Frame, HEADER_LEN, Kind, PREFIX_LEN},
@@ -39,6 +43,9 @@ pub(super) struct Parked {
     pub(super) payload: Vec<u8>,
     pub(super) arrived: Instant,
 }
+
+/// Both ends of the way of answers from workers to their connection.
+pub(super) type Done = (mpsc::UnboundedSender<Completion>, mpsc::UnboundedReceiver<Completion>);
 
 /// The answer of a worker.
 #[derive(Debug)]
@@ -90,9 +97,13 @@ impl<S: StreamSocket> Connection<S> {
         self.output.extend_from_slice(&[0; PREFIX_LEN][..self.options.framing.prefix_len()]);
         let id = self.next_id;
         self.next_id += 1;
-        let done = &self.done;
+        let Self { done, station, output, .. } = self;
         let request = Request { peer: &self.peer, frame, arrived };
-        match self.station.handle(request, &mut self.output, || Box::new(StreamReply { id, done: done.clone() })) {
+        let reply_to = || -> Box<dyn ReplyTo> {
+            let (done, _) = done.get_or_insert_with(mpsc::unbounded_channel);
+            Box::new(StreamReply { id, done: done.clone() })
+        };
+        match station.handle(request, output, reply_to) {
             Outcome::Replied => {
                 self.ready_since.get_or_insert_with(Instant::now);
                 patch_prefix(&mut self.output, start, self.options.framing);
@@ -141,6 +152,27 @@ impl<S: StreamSocket> Connection<S> {
             let ready = self.ready_since.get_or_insert(done.ready);
             *ready = done.ready.min(*ready);
         }
+    }
+
+    /// Waits for the answer of a worker.
+    pub(super) fn poll_completion(&mut self, cx: &mut Context<'_>) -> Poll<Completion> {
+        let Some((_, answers)) = &mut self.done else { return Poll::Pending };
+        // The other end is here too, so there is no end of answers.
+        match answers.poll_recv(cx) {
+            Poll::Ready(Some(done)) => Poll::Ready(done),
+            Poll::Ready(None) | Poll::Pending => Poll::Pending,
+        }
+    }
+
+    /// Takes an answer and all that have come with it, and goes on with what waited for them.
+    pub(super) fn completed(&mut self, done: Completion) -> io::Result<()> {
+        self.with_output(|connection| {
+            connection.complete(done);
+            while let Some(done) = connection.done.as_mut().and_then(|(_, answers)| answers.try_recv().ok()) {
+                connection.complete(done);
+            }
+            connection.unpark();
+        })
     }
 
     /// Handles parked requests as far as there is room for them in flight.

@@ -1,14 +1,23 @@
 //! What a connection needs of its socket.
 
-use std::io::{self, ErrorKind};
+use std::{
+    io::{self, ErrorKind},
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
 
-use tokio::io::{Interest, Ready};
+use tokio::io::{AsyncRead, Interest, ReadBuf, Ready};
 
 /// A connected, non-blocking stream socket. `ready` is cancel safe and the other calls never wait, so nothing is lost when
 /// a `select!` drops one of them.
 pub trait StreamSocket: Send + Sync + 'static {
     /// Waits until the socket can be read or written.
     fn ready(&self, interest: Interest) -> impl Future<Output = io::Result<Ready>> + Send;
+    /// Reads what is there, or waits for it. A read that does not fill the buffer has emptied the socket: the next one waits
+    /// without asking the system again.
+    fn poll_read(&mut self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>>;
+    /// Waits until the socket can be written.
+    fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
     /// Reads what is there.
     ///
     /// # Errors
@@ -30,6 +39,14 @@ macro_rules! stream_socket {
         impl StreamSocket for $type {
             async fn ready(&self, interest: Interest) -> io::Result<Ready> {
                 <$type>::ready(self, interest).await
+            }
+            fn poll_read(&mut self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>> {
+                let mut buffer = ReadBuf::new(buffer);
+                ready!(AsyncRead::poll_read(Pin::new(self), cx, &mut buffer))?;
+                Poll::Ready(Ok(buffer.filled().len()))
+            }
+            fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+                self.poll_write_ready(cx)
             }
             fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
                 <$type>::try_read(self, buffer)
