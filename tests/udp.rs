@@ -257,3 +257,36 @@ async fn an_address_that_is_not_proven_draws_out_no_more_than_three_times_what_i
     assert_eq!(reply.body.len(), 3 * 4096);
     assert_eq!(within("the client", client.hello()).await.unwrap().model.hidden_dim, 1024);
 }
+
+/// On one thread, so that all requests wait before the station looks. Each write is observed once, however many answers it
+/// takes along.
+#[tokio::test]
+async fn answers_of_one_size_to_one_peer_leave_in_one_call() {
+    const REQUESTS: u32 = 20;
+    let lab = Lab::identity().await;
+    let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.connect(lab.udp()).unwrap();
+    let writes = || lab.node.station().counters().stages.write.snapshot().count;
+    for sequence in 0..REQUESTS {
+        socket.send(&request(Route::FORWARD, sequence, r#"{"pos":0}"#, &floats(&[sequence as f32; 8]))).unwrap();
+    }
+    let socket = UdpSocket::from_std({
+        socket.set_nonblocking(true).unwrap();
+        socket
+    })
+    .unwrap();
+    let mut buffer = [0; 2048];
+    for sequence in 0..REQUESTS {
+        let len = within("an answer", socket.recv(&mut buffer)).await.unwrap();
+        let frame = aeon_proto::frame::Frame::decode_exact(&buffer[..len]).unwrap();
+        assert_eq!(frame.sequence, sequence, "answers keep the order of their requests");
+        assert!(frame.payload.ends_with(&floats(&[sequence as f32; 8])));
+    }
+    let segments = quinn_udp::UdpSocketState::new((&socket).into()).unwrap().max_gso_segments();
+    if segments < REQUESTS as usize {
+        println!("the system joins no datagrams: {} writes for {REQUESTS} answers", writes());
+        assert_eq!(writes(), u64::from(REQUESTS));
+    } else {
+        assert_eq!(writes(), 1);
+    }
+}

@@ -224,6 +224,12 @@ impl<'de> Visitor<'de> for KeySeed {
 /// Appends `text` to `out` as a JSON string, quotes included, with the escapes of RFC 8785 and no others.
 pub fn write_string(text: &str, out: &mut Vec<u8>) {
     out.push(b'"');
+    // Nearly every key and name is plain, and is copied whole.
+    if !text.bytes().any(|byte| byte < b' ' || byte == b'"' || byte == b'\\') {
+        out.extend_from_slice(text.as_bytes());
+        out.push(b'"');
+        return;
+    }
     for byte in text.bytes() {
         match byte {
             b'"' | b'\\' => out.extend_from_slice(&[b'\\', byte]),

@@ -3,6 +3,8 @@
 //! Unknown keys are ignored. A known key with a value of another type is an error that names the key and what belongs
 //! there: a typing mistake must not silently become the default.
 
+mod canonical;
+
 use alloc::{
     borrow::{Cow, ToOwned},
     vec::Vec,
@@ -166,6 +168,10 @@ impl<'a> RequestMeta<'a> {
     /// # Errors
     /// See [`Error`].
     pub fn parse(text: &'a str) -> Result<Self, Error> {
+        canonical::read(text).map_or_else(|| Self::parse_whole(text), Ok)
+    }
+
+    fn parse_whole(text: &'a str) -> Result<Self, Error> {
         let object = Object::parse(text)?;
         if object.is_empty() {
             return Ok(Self::default());

@@ -257,6 +257,23 @@ impl MetaWriter<'_, '_> {
         self
     }
 
+    /// An object of whole numbers. Keys must be distinct.
+    pub fn numbers<'s>(&mut self, key: &str, members: impl IntoIterator<Item = (&'s str, u64)>) -> &mut Self {
+        let out = self.key(key);
+        out.push(b'{');
+        let mut digits = [0; 20];
+        for (n, (key, value)) in members.into_iter().enumerate() {
+            if n > 0 {
+                out.push(b',');
+            }
+            json::write_string(key, out);
+            out.push(b':');
+            out.extend_from_slice(decimal(value, &mut digits));
+        }
+        out.push(b'}');
+        self
+    }
+
     /// An array of strings.
     pub fn strings<'s>(&mut self, key: &str, values: impl IntoIterator<Item = &'s str>) -> &mut Self {
         let out = self.key(key);
@@ -315,6 +332,7 @@ mod tests {
         let mut frame = FrameWriter::new(&mut out, 0x0103, 7, Flags::FAILURE);
         frame.meta().unsigned("status", 412).string("error", "a \"b\"").boolean("t", true).raw("r", "[1]");
         frame.meta().unsigneds("n", [0, u64::MAX]).strings("s", ["x", "y"]).display("d", 5);
+        frame.meta().numbers("o", [("a", 1), ("b\"", 2)]).numbers("e", []);
         frame.body().push(9);
         let len = frame.finish().unwrap();
         assert_eq!(out[..3], [0xa5; 3]);
@@ -322,8 +340,7 @@ mod tests {
         let frame = Frame::decode_exact(&out[3..]).unwrap();
         assert_eq!((frame.stream_id, frame.sequence, frame.flags), (0x0103, 7, Flags::FAILURE));
         let payload = Payload::decode(frame.payload).unwrap();
-        let expected =
-            r#"{"status":412,"error":"a \"b\"","t":true,"r":[1],"n":[0,18446744073709551615],"s":["x","y"],"d":"5"}"#;
+        let expected = r#"{"status":412,"error":"a \"b\"","t":true,"r":[1],"n":[0,18446744073709551615],"s":["x","y"],"d":"5","o":{"a":1,"b\"":2},"e":{}}"#;
         assert_eq!(payload, Payload { meta: expected, body: &[9] });
         assert!(json::Object::parse(payload.meta).is_ok());
     }

@@ -39,7 +39,8 @@ pub fn decode_u32s(body: &[u8]) -> Result<Cow<'_, [u32]>, LengthError> {
     decode(body, u32::from_le_bytes)
 }
 
-fn decode<T: bytemuck::Pod>(body: &[u8], read: fn([u8; 4]) -> T) -> Result<Cow<'_, [T]>, LengthError> {
+/// `read` is no function pointer, so that the loop becomes a plain copy.
+fn decode<T: bytemuck::Pod>(body: &[u8], read: impl Fn([u8; 4]) -> T) -> Result<Cow<'_, [T]>, LengthError> {
     if !body.len().is_multiple_of(4) {
         return Err(LengthError { len: body.len() });
     }

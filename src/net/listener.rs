@@ -32,7 +32,7 @@ const MAX_REFUSALS: usize = 256;
 #[derive(Debug, Clone)]
 pub struct Acceptor {
     station: Arc<Station>,
-    options: ConnectionOptions,
+    options: Arc<ConnectionOptions>,
     /// Whether requests without a session share one per connection.
     connection_session: bool,
     permits: Arc<Semaphore>,
@@ -53,13 +53,14 @@ impl Acceptor {
     ) -> Self {
         let permits = Arc::new(Semaphore::new(max_connections));
         let refusals = Arc::new(Semaphore::new(MAX_REFUSALS));
+        let options = Arc::new(options);
         Self { station, options, connection_session, permits, refusals, max_connections, shutdown }
     }
 
     /// The same acceptor with other options for its connections.
     #[must_use]
     pub fn with_options(&self, options: ConnectionOptions) -> Self {
-        Self { options, ..self.clone() }
+        Self { options: Arc::new(options), ..self.clone() }
     }
 
     /// Waits for the end of accepting. Cancel safe.
@@ -94,12 +95,8 @@ impl Acceptor {
             Ok(permit) => {
                 let mut open = counters.connections.share();
                 open.set(1);
-                let serving =
-                    serve(socket, peer, Arc::clone(&self.station), self.options.clone(), self.shutdown.clone());
-                self.shutdown.spawn(async move {
-                    serving.await;
-                    drop((permit, open));
-                });
+                let (station, options) = (Arc::clone(&self.station), Arc::clone(&self.options));
+                self.shutdown.spawn(serve(socket, peer, station, options, self.shutdown.clone(), (permit, open)));
             }
             Err(error) => {
                 counters.connections_refused.add_one();

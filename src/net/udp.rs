@@ -1,10 +1,12 @@
 //! The UDP carrier: one datagram is one frame.
 //!
-//! Datagrams are received in batches. An error that belongs to one peer (its port is closed, its network is gone, a reply
+//! Datagrams are received in batches, and answered in runs ([`outbox`]). An error that belongs to one peer (its port is closed, its network is gone, a reply
 //! is too large) is counted and never ends the loop. Replies leave from the address that was asked.
 
+mod outbox;
+
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::HashMap,
     io::{self, ErrorKind, IoSliceMut},
     net::{IpAddr, SocketAddr},
     sync::Arc,
@@ -17,6 +19,7 @@ use rustix::net::sockopt::{Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery};
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::{io::Interest, net::UdpSocket, sync::mpsc};
 
+use self::outbox::{Outbox, Wire};
 use super::{
     peer::{AllowList, canonical},
     shutdown::Shutdown,
@@ -32,13 +35,11 @@ use crate::{
 };
 
 /// Datagrams that one system call takes at most.
-const BATCH: usize = 16;
+const BATCH: usize = 32;
 /// Bytes of a receive buffer: the largest run of datagrams that the kernel joins into one.
 const BUFFER_LEN: usize = 65_536;
 /// Batches in a row before other tasks get their turn.
 const BATCHES_PER_TURN: usize = 2;
-/// Replies that wait for room in the socket's send buffer.
-const MAX_BACKLOG: usize = 1024;
 /// Receive and send buffer asked of the system.
 const SOCKET_BUFFER_LEN: usize = 4 << 20;
 
@@ -108,9 +109,24 @@ fn open(address: SocketAddr) -> io::Result<Socket> {
     }
     // The system may give less; what it gave is seen in the buffer size, not in an error.
     let _ = socket.set_recv_buffer_size(SOCKET_BUFFER_LEN);
+    if let Some(advice) = buffer_advice(socket.recv_buffer_size()?) {
+        tracing::warn!(%address, "{advice}");
+    }
     let _ = socket.set_send_buffer_size(SOCKET_BUFFER_LEN);
     socket.bind(&address.into())?;
     Ok(socket)
+}
+
+/// What an operator can do about a receive buffer that is smaller than was asked for. Linux says twice what it grants, for
+/// its own book-keeping.
+fn buffer_advice(size: usize) -> Option<String> {
+    let granted = size / 2;
+    (granted < SOCKET_BUFFER_LEN).then(|| {
+        format!(
+            "the UDP receive buffer has {granted} of {SOCKET_BUFFER_LEN} bytes, so that datagrams may be lost under load; \
+             allow more with: sysctl -w net.core.rmem_max={SOCKET_BUFFER_LEN}"
+        )
+    })
 }
 
 /// quinn-udp asks the system never to cut a datagram; a residual is larger than a packet, so this is taken back.
@@ -172,13 +188,13 @@ impl UdpCarrier {
             in_flight: HashMap::new(),
             next_id: 0,
             done,
-            backlog: VecDeque::new(),
+            outbox: Outbox::default(),
             output: Vec::new(),
         };
         let mut buffers = vec![0; BATCH * BUFFER_LEN];
-        while !(shutdown.is_draining() && service.in_flight.is_empty() && service.backlog.is_empty()) {
+        while !(shutdown.is_draining() && service.in_flight.is_empty() && !service.outbox.is_waiting()) {
             let reading = !(service.carrier.is_inherited && shutdown.is_draining());
-            let writing = !service.backlog.is_empty();
+            let writing = service.outbox.is_waiting();
             let interest = match (reading, writing) {
                 (true, true) => Interest::READABLE | Interest::WRITABLE,
                 (false, true) => Interest::WRITABLE,
@@ -191,6 +207,7 @@ impl UdpCarrier {
                     while let Ok(done) = completions.try_recv() {
                         service.complete(done);
                     }
+                    service.flush();
                 }
                 ready = service.carrier.socket.ready(interest), if reading || writing => match ready {
                     Ok(ready) => {
@@ -198,7 +215,9 @@ impl UdpCarrier {
                             service.send_backlog();
                         }
                         if reading {
-                            match service.receive(&mut buffers) {
+                            let received = service.receive(&mut buffers);
+                            service.flush();
+                            match received {
                                 Ok(false) => {}
                                 // Tokio counts system calls, each of which may bring hundreds of datagrams.
                                 Ok(true) => tokio::task::yield_now().await,
@@ -224,7 +243,7 @@ struct Service {
     in_flight: HashMap<(SocketAddr, u16, u32), (u64, CancelToken)>,
     next_id: u64,
     done: mpsc::UnboundedSender<Completion>,
-    backlog: VecDeque<(Path, Vec<u8>, Instant)>,
+    outbox: Outbox,
     output: Vec<u8>,
 }
 
@@ -240,7 +259,8 @@ impl Service {
     fn receive(&mut self, buffers: &mut [u8]) -> io::Result<bool> {
         for _ in 0..BATCHES_PER_TURN {
             let mut metas = [RecvMeta::default(); BATCH];
-            let mut slices: Vec<IoSliceMut<'_>> = buffers.chunks_mut(BUFFER_LEN).map(IoSliceMut::new).collect();
+            let mut chunks = buffers.chunks_mut(BUFFER_LEN);
+            let mut slices: [_; BATCH] = std::array::from_fn(|_| IoSliceMut::new(chunks.next().unwrap_or_default()));
             let UdpCarrier { socket, state, .. } = &self.carrier;
             let received =
                 socket.try_io(Interest::READABLE, || state.recv(UdpSockRef::from(socket), &mut slices, &mut metas));
@@ -332,50 +352,61 @@ impl Service {
     }
 
     fn send(&mut self, path: Path, frame: &[u8], ready: Instant) {
-        if !self.backlog.is_empty() {
-            return self.keep(path, frame.to_vec(), ready);
-        }
-        match self.try_send(path, frame) {
-            Ok(()) => self.sent(ready),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => self.keep(path, frame.to_vec(), ready),
-            Err(error) if quinn_udp::is_msg_size_err(&error) => self.too_large(path, frame),
-            Err(error) => self.failed(path, &error),
-        }
+        let Self { outbox, carrier, station, .. } = self;
+        outbox.push(&Sender { carrier, station }, path, frame, ready);
     }
 
-    fn try_send(&self, path: Path, frame: &[u8]) -> io::Result<()> {
-        let UdpCarrier { socket, state, .. } = &self.carrier;
+    fn flush(&mut self) {
+        let Self { outbox, carrier, station, .. } = self;
+        outbox.flush(&Sender { carrier, station });
+    }
+
+    fn send_backlog(&mut self) {
+        let Self { outbox, carrier, station, .. } = self;
+        outbox.send_backlog(&Sender { carrier, station });
+    }
+}
+
+/// The socket as answers leave by it, and what is counted of them.
+struct Sender<'a> {
+    carrier: &'a UdpCarrier,
+    station: &'a Station,
+}
+
+impl Wire for Sender<'_> {
+    fn try_send(&self, path: Path, bytes: &[u8], segment: Option<usize>) -> io::Result<()> {
+        let UdpCarrier { socket, state, .. } = self.carrier;
         let transmit =
-            Transmit { destination: path.peer, ecn: None, contents: frame, segment_size: None, src_ip: path.local };
+            Transmit { destination: path.peer, ecn: None, contents: bytes, segment_size: segment, src_ip: path.local };
         socket.try_io(Interest::WRITABLE, || state.try_send(UdpSockRef::from(socket), &transmit))
+    }
+
+    /// It sinks to 1 when the system or a device refuses to join datagrams.
+    fn max_segments(&self) -> usize {
+        self.carrier.state.max_gso_segments()
     }
 
     fn sent(&self, ready: Instant) {
         self.station.counters().stages.write.observe(ready.elapsed());
     }
 
-    fn keep(&mut self, path: Path, frame: Vec<u8>, ready: Instant) {
-        if self.backlog.len() < MAX_BACKLOG {
-            self.backlog.push_back((path, frame, ready));
-        } else {
-            self.station.counters().send_errors.add_one();
-        }
+    fn dropped(&self) {
+        self.station.counters().send_errors.add_one();
     }
 
-    fn send_backlog(&mut self) {
-        while let Some((path, frame, ready)) = self.backlog.pop_front() {
-            match self.try_send(path, &frame) {
-                Ok(()) => self.sent(ready),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    self.backlog.push_front((path, frame, ready));
-                    return;
-                }
-                Err(error) if quinn_udp::is_msg_size_err(&error) => self.too_large(path, &frame),
-                Err(error) => self.failed(path, &error),
-            }
+    /// A send error concerns the peer alone: its port is closed, its network unreachable, a buffer full for the moment.
+    /// The client repeats its request.
+    fn failed(&self, path: Path, frame: &[u8], error: &io::Error) {
+        if quinn_udp::is_msg_size_err(error) {
+            return self.too_large(path, frame);
         }
+        self.station.counters().send_errors.add_one();
+        self.station.counters().faults.of(Fault::Send).add_one();
+        fault!(DEBUG, Fault::Send, peer = %path.peer, %error, "cannot send a reply: {error}");
     }
+}
 
+impl Sender<'_> {
     /// The system does not send a datagram of this size: the peer is told, and can ask for less.
     fn too_large(&self, path: Path, frame: &[u8]) {
         self.station.counters().send_errors.add_one();
@@ -385,16 +416,21 @@ impl Service {
         let error = RequestError::ReplyTooLarge { len: frame.len(), max, datagram: true };
         let mut vent = Vec::new();
         error.write_vent(stream_id, sequence, aeon_proto::frame::Flags::FAILURE, &mut vent);
-        if let Err(error) = self.try_send(path, &vent) {
-            self.failed(path, &error);
+        if let Err(error) = self.try_send(path, &vent, None) {
+            self.station.counters().send_errors.add_one();
+            fault!(DEBUG, Fault::Send, peer = %path.peer, %error, "cannot send a reply: {error}");
         }
     }
+}
 
-    /// A send error concerns the peer alone: its port is closed, its network unreachable, a buffer full for the moment.
-    /// The client repeats its request.
-    fn failed(&self, path: Path, error: &io::Error) {
-        self.station.counters().send_errors.add_one();
-        self.station.counters().faults.of(Fault::Send).add_one();
-        fault!(DEBUG, Fault::Send, peer = %path.peer, %error, "cannot send a reply: {error}");
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_receive_buffer_names_the_sysctl() {
+        assert_eq!(buffer_advice(2 * SOCKET_BUFFER_LEN), None);
+        let advice = buffer_advice(425_984).unwrap();
+        assert!(advice.contains("212992 of 4194304 bytes") && advice.contains("net.core.rmem_max=4194304"), "{advice}");
     }
 }

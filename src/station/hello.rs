@@ -87,29 +87,29 @@ impl Station {
         let (sessions, session_bytes) = core.sessions.usage();
         let (queued, queued_bytes) = self.workers.as_ref().map_or((0, 0), |workers| workers.usage());
         let dropped = &core.counters.dropped;
-        let dropped = json!({
-            "never_answered": dropped.never_answered.value(),
-            "empty": dropped.empty.value(),
-            "undecodable": dropped.undecodable.value(),
-            "peer_not_allowed": dropped.peer_not_allowed.value(),
-            "duplicate": dropped.duplicate.value(),
-            "stale": dropped.stale.value(),
-            "amplification": dropped.amplification.value(),
-            "unauthenticated": dropped.unauthenticated.value(),
-            "idle_cancel": dropped.idle_cancel.value(),
-        });
+        let dropped = [
+            ("never_answered", &dropped.never_answered),
+            ("empty", &dropped.empty),
+            ("undecodable", &dropped.undecodable),
+            ("peer_not_allowed", &dropped.peer_not_allowed),
+            ("duplicate", &dropped.duplicate),
+            ("stale", &dropped.stale),
+            ("amplification", &dropped.amplification),
+            ("unauthenticated", &dropped.unauthenticated),
+            ("idle_cancel", &dropped.idle_cancel),
+        ];
         let (entries, bytes) = core.replay.usage();
         let replayed = &core.replay.counters;
-        let replay = json!({
-            "entries": entries,
-            "bytes": bytes,
-            "max_bytes": core.replay.budget(),
-            "hits": replayed.hits.value(),
-            "misses": replayed.misses.value(),
-            "captures": replayed.captures.value(),
-            "refused": replayed.refused.value(),
-            "evictions": replayed.evictions.value(),
-        });
+        let replay = [
+            ("entries", entries as u64),
+            ("bytes", bytes as u64),
+            ("max_bytes", core.replay.budget() as u64),
+            ("hits", replayed.hits.value()),
+            ("misses", replayed.misses.value()),
+            ("captures", replayed.captures.value()),
+            ("refused", replayed.refused.value()),
+            ("evictions", replayed.evictions.value()),
+        ];
         let (shard_entries, shard_bytes) = core.shards.usage();
         let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut frame = FrameWriter::new(out, context.stream_id, context.sequence, context.success);
@@ -129,10 +129,10 @@ impl Station {
             .unsigned("session_bytes", session_bytes as u64)
             .unsigned("queued", queued as u64)
             .unsigned("queued_bytes", queued_bytes as u64)
-            .raw("replay", &replay.to_string())
+            .numbers("replay", replay)
             .unsigned("shard_entries", shard_entries as u64)
             .unsigned("shard_bytes", shard_bytes as u64)
-            .raw("dropped", &dropped.to_string());
+            .numbers("dropped", dropped.map(|(name, count)| (name, count.value())));
         finish(frame)
     }
 }

@@ -6,7 +6,7 @@
 
 use std::{
     borrow::Cow,
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, LazyLock, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -22,6 +22,7 @@ use super::{
     Context, Core, Station,
     duplicates::Key,
     error::RequestError,
+    finite,
     hello::finish,
     pca::Projection,
     queue::{Done, Place},
@@ -35,6 +36,9 @@ use crate::{
 /// More than the header and the meta of any success of these routes take: 12 bytes, 8 members with numbers of at most 20
 /// digits, 24 bytes of `fp48`, 100 of `timing`.
 const REPLY_OVERHEAD: usize = 320;
+
+/// Of work that is done before its sender could withdraw it.
+static AT_ONCE: LazyLock<CancelToken> = LazyLock::new(CancelToken::default);
 
 /// What is to be done with the body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -312,7 +316,7 @@ impl Station {
             call.operation == Operation::Reset && call.session.as_ref().is_some_and(unknown)
         };
         if self.workers.as_ref().is_none_or(at_once) {
-            return match self.core.run(&call, &context, &CancelToken::default(), out)? {
+            return match self.core.run(&call, &context, &AT_ONCE, out)? {
                 Done::Replied => Ok(Outcome::Replied),
                 Done::Stale => Ok(Outcome::Silent),
             };
@@ -477,7 +481,11 @@ impl Core {
         let input = residuals.map_or_else(|| self.embed(&call.body), Ok)?;
         let output = self.model.forward(cache, input, cancel).map_err(|error| self.model_error(error))?;
         let output = self.checked(output)?;
-        let tail = output[output.len().saturating_sub(self.model.info().hidden_dim)..].to_vec();
+        // A session keeps it, and a head reads it; else nobody does.
+        let tail = match (&call.session, call.operation) {
+            (None, Operation::Forward { head: None, .. }) => Vec::new(),
+            _ => output[output.len().saturating_sub(self.model.info().hidden_dim)..].to_vec(),
+        };
         let answer = match call.operation {
             Operation::Forward { head: Some(head), .. } => Answer::Head(self.apply_head(&tail, head, cancel)?),
             _ => call.answer(output)?,
@@ -487,7 +495,7 @@ impl Core {
 
     /// A result with NaN or infinity is an error here and now, not at the next station.
     fn checked(&self, output: Vec<f32>) -> Result<Vec<f32>, RequestError> {
-        match residual::check_finite_values(&output) {
+        match finite::check_values(&output) {
             Ok(()) => Ok(output),
             Err(error) => Err(RequestError::ResultNonFinite { index: error.index }),
         }
@@ -594,7 +602,7 @@ impl Call<'_> {
 }
 
 fn check_finite(body: &[u8], is_pcar: bool) -> Result<(), RequestError> {
-    let checked = if is_pcar { PcarBody::decode(body)?.check_finite() } else { residual::check_finite(body) };
+    let checked = if is_pcar { PcarBody::decode(body)?.check_finite() } else { finite::check_body(body) };
     checked.map_err(|error| RequestError::NonFinite { index: error.index })
 }
 

@@ -8,6 +8,7 @@ mod address;
 pub mod auth;
 mod duplicates;
 pub mod error;
+mod finite;
 mod hello;
 mod layers;
 pub mod limits;
@@ -356,13 +357,14 @@ impl Station {
             Route::HEALTH => self.health(context, out)?,
             Route::SHARD_PUT => self.shard_put(payload.meta, context, out)?,
             Route::SHARD_GET => self.shard_get(payload.meta, context, out)?,
-            _ => {
+            Route::AMPLITUHEDRON_REPLAY | Route::AMPLITUHEDRON_CAPTURE => {
                 let prefix = Prefix { meta: &meta, text: payload.meta, context: *context, key: *key };
-                match route {
-                    Route::AMPLITUHEDRON_REPLAY => return self.replay(prefix, out, reply_to),
-                    Route::AMPLITUHEDRON_CAPTURE => return self.capture(prefix, payload.body, out, reply_to),
-                    _ => {}
-                }
+                return match route {
+                    Route::AMPLITUHEDRON_REPLAY => self.replay(prefix, out, reply_to),
+                    _ => self.capture(prefix, payload.body, out, reply_to),
+                };
+            }
+            _ => {
                 let call = self.core.prepare(route, &meta, payload.body, session, request, context)?;
                 return self.start(call, *context, *key, out, reply_to);
             }
@@ -442,10 +444,11 @@ impl Context {
         self.session = session.map(|name| core.tag(name));
         // A sender's trace that cannot be read is to be ignored, as if it were not there.
         self.trace = meta.trace.as_deref().and_then(TraceParent::parse);
-        let span = tracing::Span::current();
-        if span.is_disabled() {
+        // Asking for the current span costs something even where nobody logs any.
+        if !tracing::enabled!(target: REQUEST_TARGET, tracing::Level::DEBUG) {
             return;
         }
+        let span = tracing::Span::current();
         if let Some(session) = self.session {
             span.record("session", tracing::field::display(session));
         }

@@ -1,8 +1,8 @@
 //! What a station knows of its own work: counters that every part adds to, faults, and how they get into the log.
 //!
-//! Everything that a request touches is an atomic that was placed when the station was made; nothing is looked up or
-//! allocated for it. Label sets are enumerations, so that no peer can make a new one. `station::metrics` writes them out.
+//! Everything that a request touches was placed when the station was made; nothing is looked up or allocated for it. Label sets are enumerations, so that no peer can make a new one. `station::metrics` writes them out.
 
+mod counter;
 pub mod faults;
 mod histogram;
 mod in_flight;
@@ -12,36 +12,15 @@ pub mod traffic;
 
 use std::sync::{
     Arc,
-    atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
-use self::{faults::FaultCounters, traffic::Traffic};
 pub use self::{
+    counter::Counter,
     histogram::Histogram,
     in_flight::{InFlight, Ticket},
 };
-
-/// A number that only grows.
-#[derive(Debug, Default)]
-pub struct Counter(AtomicU64);
-
-impl Counter {
-    /// Adds one.
-    pub fn add_one(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Adds a number.
-    pub fn add(&self, number: u64) {
-        self.0.fetch_add(number, Ordering::Relaxed);
-    }
-
-    /// The number so far.
-    #[must_use]
-    pub fn value(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
+use self::{faults::FaultCounters, traffic::Traffic};
 
 /// A number that goes up and down. Copies share it.
 #[derive(Debug, Clone, Default)]

@@ -4,11 +4,12 @@ use std::{
     hint::black_box,
     io::{BufRead, BufReader, Write},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use aeon_proto::frame::{Flags, Frame};
 use anyhow::Context as _;
+use nix::time::ClockId;
 
 use super::figures::{Bound, Plan, Row, Variant, interleave};
 
@@ -58,16 +59,24 @@ impl Drop for Node {
     }
 }
 
+/// The time that this thread ran; what others take of the core does not count.
+fn thread_time() -> anyhow::Result<Duration> {
+    Ok(ClockId::CLOCK_THREAD_CPUTIME_ID.now().context("reading the thread's clock")?.into())
+}
+
 /// Time of one frame in ns, by repeating `work` (which handles [`FRAMES`]) for a slice.
-fn per_frame(slice: Duration, mut work: impl FnMut()) -> f64 {
-    let (started, mut frames) = (Instant::now(), 0_u32);
-    while started.elapsed() < slice {
+fn per_frame(slice: Duration, mut work: impl FnMut()) -> anyhow::Result<f64> {
+    let (started, mut frames) = (thread_time()?, 0_u32);
+    loop {
         for _ in 0..REPEATS {
             work();
         }
         frames += REPEATS * FRAMES;
+        let ran = thread_time()? - started;
+        if ran >= slice {
+            return Ok(ran.as_nanos() as f64 / f64::from(frames));
+        }
     }
-    started.elapsed().as_nanos() as f64 / f64::from(frames.max(1))
 }
 
 fn encode(payload: &[u8], out: &mut Vec<u8>) {
@@ -99,8 +108,7 @@ pub(super) fn measure(plan: Plan) -> anyhow::Result<Vec<Row>> {
     let bytes = out.clone();
     let theirs: Variant<'_> = Box::new(move |slice| node.measure(slice));
     let ours: Variant<'_> = Box::new(move |slice| {
-        let encoding = per_frame(slice / 2, || encode(&payload, &mut out));
-        Ok(vec![encoding, per_frame(slice / 2, || decode(&bytes))])
+        Ok(vec![per_frame(slice / 2, || encode(&payload, &mut out))?, per_frame(slice / 2, || decode(&bytes))?])
     });
     let figures = interleave(plan, &mut [theirs, ours])?;
     let [theirs, ours] = &figures[..] else { anyhow::bail!("two variants give two results") };

@@ -114,8 +114,8 @@ impl<'a> Client<'a> {
     fn run(&mut self, slice: Duration, window: usize) -> anyhow::Result<usize> {
         let (end, mut in_flight, mut answered) = (Instant::now() + slice, 0, 0);
         loop {
-            let is_over = Instant::now() >= end;
-            if !is_over && in_flight < window {
+            // The first window is sent in any case.
+            if in_flight < window && (answered == 0 || Instant::now() < end) {
                 self.send(window - in_flight)?;
                 in_flight = window;
             }

@@ -107,14 +107,13 @@ fn serve(listener: &UnixListener) -> io::Result<()> {
     }
 }
 
-/// Bytes of the whole frames at the start of `bytes`.
-fn whole_frames(bytes: &[u8]) -> usize {
+/// Hands out the whole frames at the start of `bytes`; returns the bytes they take.
+fn frames(bytes: &[u8], mut take: impl FnMut(&[u8])) -> usize {
     let mut used = 0;
     while let Some(prefix) = bytes.get(used..).and_then(<[u8]>::first_chunk) {
         let len = 4 + u32::from_be_bytes(*prefix) as usize;
-        if bytes.len() - used < len {
-            break;
-        }
+        let Some(frame) = bytes.get(used..used + len) else { break };
+        take(frame);
         used += len;
     }
     used
@@ -123,11 +122,7 @@ fn whole_frames(bytes: &[u8]) -> usize {
 impl Echoed {
     fn turn(&mut self, epoll: &Epoll, event: EpollEvent, buffer: &mut [u8]) -> io::Result<()> {
         let was_full = !self.unsent.is_empty();
-        let is_full = if was_full {
-            let (done, is_full) = write_some(&self.socket, &self.unsent)?;
-            self.unsent.drain(..done);
-            is_full
-        } else {
+        if !was_full {
             let held = self.rest.len();
             buffer[..held].copy_from_slice(&self.rest);
             let len = match self.socket.read(&mut buffer[held..]) {
@@ -136,13 +131,13 @@ impl Echoed {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(error) => return Err(error),
             };
-            let used = whole_frames(&buffer[..len]);
-            let (done, is_full) = write_some(&self.socket, &buffer[..used])?;
-            self.unsent.extend_from_slice(&buffer[done..used]);
+            // Frame by frame into an output of its own, as the simplest server does that answers more than an echo.
+            let used = frames(&buffer[..len], |frame| self.unsent.extend_from_slice(frame));
             self.rest.clear();
             self.rest.extend_from_slice(&buffer[used..len]);
-            is_full
-        };
+        }
+        let (done, is_full) = write_some(&self.socket, &self.unsent)?;
+        self.unsent.drain(..done);
         if is_full != was_full {
             let interest = if is_full { EpollFlags::EPOLLOUT } else { EpollFlags::EPOLLIN };
             epoll.modify(&self.socket, &mut EpollEvent::new(interest, event.data()))?;
