@@ -217,6 +217,9 @@ settings! {
         /// Bytes of those requests [default: 268435456]
         #[arg(long, global = true, env = "AEON_MAX_QUEUED_BYTES", value_name = "BYTES", help_heading = "Limits")]
         max_queued_bytes: usize,
+        /// Requests of different sessions that run through the model together, so that its weights are read once for all of them; 1 runs each alone [default: 16]
+        #[arg(long, global = true, env = "AEON_MAX_BATCH", value_name = "N", help_heading = "Limits")]
+        max_batch: usize,
         /// Bytes of half frames, waiting requests and unread replies of all connections [default: 536870912]
         #[arg(long, global = true, env = "AEON_MAX_BUFFERED_BYTES", value_name = "BYTES", help_heading = "Limits")]
         max_buffered_bytes: usize,
@@ -407,6 +410,7 @@ impl TryFrom<Settings> for Config {
                 items: positive("max-queued", limits.max_queued, defaults.0.queue.items)?,
                 bytes: positive("max-queued-bytes", limits.max_queued_bytes, defaults.0.queue.bytes)?,
             },
+            max_batch: positive("max-batch", limits.max_batch, defaults.0.max_batch)?,
             max_buffered_bytes: positive(
                 "max-buffered-bytes",
                 limits.max_buffered_bytes,
@@ -563,7 +567,7 @@ mod tests {
         };
         assert_eq!(check(|_| ()), Ok(()));
         type Edit = fn(&mut Settings);
-        let cases: [(Edit, &str); 13] = [
+        let cases: [(Edit, &str); 14] = [
             (|s| s.listen.auth_key_file = Some("/nowhere".into()), "/nowhere"),
             (|s| s.listen.auth_window = Some(5), "--auth-key-file"),
             (
@@ -582,6 +586,7 @@ mod tests {
             (|s| s.log.log_level = Some("aeon_station=loudly".into()), "log-level"),
             (|s| s.limits.max_frame = Some(10), "max-frame"),
             (|s| s.limits.max_in_flight = Some(0), "max-in-flight"),
+            (|s| s.limits.max_batch = Some(0), "max-batch"),
             (
                 |s| {
                     s.listen.stock_clients = Some(true);
