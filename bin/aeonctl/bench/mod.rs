@@ -1,5 +1,8 @@
 //! `aeonctl bench`: measurements that need no set-up.
 
+mod hop;
+mod local;
+mod sessions;
 mod wire;
 
 use clap::{Args, Subcommand};
@@ -17,12 +20,18 @@ pub(crate) struct Bench {
 enum What {
     /// Check the replay wire against its predictions P1 to P5 and their falsifiers F1 to F5
     Wire(wire::Wire),
+    /// Measure tokens a second of one station with one session and with several, beside a station without batches
+    Sessions(sessions::Sessions),
+    /// Measure what a station adds to a round trip over a Unix socket and UDP, beside an echo over the same carrier
+    Hop(hop::Hop),
 }
 
 impl Bench {
     pub(crate) async fn run(self, context: &Context) -> anyhow::Result<()> {
         match self.what {
             What::Wire(wire) => wire.run(context).await,
+            What::Sessions(sessions) => sessions.run(context).await,
+            What::Hop(hop) => hop.run(context).await,
         }
     }
 }
