@@ -185,6 +185,7 @@ impl TryFrom<Settings> for Config {
                 items: limits.max_queued.unwrap_or(defaults.0.queue.items),
                 bytes: limits.max_queued_bytes.unwrap_or(defaults.0.queue.bytes),
             },
+            max_batch: limits.max_batch.unwrap_or(defaults.0.max_batch),
             max_buffered_bytes: limits.max_buffered_bytes.unwrap_or(defaults.0.max_buffered_bytes),
             sessions: crate::model::session::SessionLimits {
                 count: limits.max_sessions.unwrap_or(defaults.0.sessions.count),
@@ -332,7 +333,7 @@ mod tests {
         };
         assert_eq!(check(|_| ()), Ok(()));
         type Edit = fn(&mut Settings);
-        let cases: [(Edit, &str); 13] = [
+        let cases: [(Edit, &str); 14] = [
             (|s| s.listen.auth_key_file = Some("/nowhere".into()), "/nowhere"),
             (|s| s.listen.auth_window = Some(5), "--auth-key-file"),
             (
@@ -351,6 +352,7 @@ mod tests {
             (|s| s.log.log_level = Some("aeon_station=loudly".into()), "log-level"),
             (|s| s.limits.max_frame = Some(10), "max-frame"),
             (|s| s.limits.max_in_flight = Some(0), "max-in-flight"),
+            (|s| s.limits.max_batch = Some(0), "max-batch"),
             (
                 |s| {
                     s.listen.stock_clients = Some(true);

@@ -159,6 +159,9 @@ settings! {
         /// Bytes of those requests [default: 268435456]
         #[arg(long, global = true, env = "AEON_MAX_QUEUED_BYTES", value_name = "BYTES", help_heading = "Limits")]
         max_queued_bytes: usize,
+        /// Requests of different sessions that run through the model together, so that its weights are read once for all of them; 1 runs each alone [default: 16]
+        #[arg(long, global = true, env = "AEON_MAX_BATCH", value_name = "N", help_heading = "Limits")]
+        max_batch: usize,
         /// Bytes of half frames, waiting requests and unread replies of all connections [default: 536870912]
         #[arg(long, global = true, env = "AEON_MAX_BUFFERED_BYTES", value_name = "BYTES", help_heading = "Limits")]
         max_buffered_bytes: usize,
@@ -314,6 +317,7 @@ impl Settings {
             ("max-in-flight", number(limits.max_in_flight), 1, u64::MAX, "at least 1"),
             ("max-queued", number(limits.max_queued), 1, u64::MAX, "at least 1"),
             ("max-queued-bytes", number(limits.max_queued_bytes), 1, u64::MAX, "at least 1"),
+            ("max-batch", number(limits.max_batch), 1, u64::MAX, "at least 1"),
             ("max-buffered-bytes", number(limits.max_buffered_bytes), 1, u64::MAX, "at least 1"),
             ("max-sessions", number(limits.max_sessions), 1, u64::MAX, "at least 1"),
             ("max-session-bytes", number(limits.max_session_bytes), 1, u64::MAX, "at least 1"),

@@ -57,10 +57,12 @@ impl Cache for KvCache {
     }
 }
 
-/// Attention of queries `[seq, heads * head_dim]`, whose last position is the last one in `memory`.
+/// Attention of queries `[rows, heads * head_dim]`: the last positions of one session or of several, each over its own
+/// memory.
 #[derive(Debug)]
 pub(super) struct Attention<'a> {
-    pub(super) memory: &'a LayerCache,
+    /// For each row of the queries, what its session remembers and the row's position there.
+    pub(super) rows: Vec<(&'a LayerCache, usize)>,
     pub(super) n_heads: usize,
     pub(super) n_kv_heads: usize,
     pub(super) head_dim: usize,
@@ -76,23 +78,26 @@ impl CustomOp1 for Attention<'_> {
         let q_dim = self.n_heads * self.head_dim;
         let kv_dim = self.n_kv_heads * self.head_dim;
         let group_dim = q_dim / self.n_kv_heads;
-        let seq = queries.len() / q_dim;
-        let Some(before) = (self.memory.keys.len() / kv_dim).checked_sub(seq) else {
-            candle_core::bail!("{seq} queries and fewer keys");
-        };
-        let mut out = vec![0.0; seq * q_dim];
+        if queries.len() != self.rows.len() * q_dim {
+            candle_core::bail!("{} queries for {} positions", queries.len() / q_dim, self.rows.len());
+        }
+        if let Some((memory, position)) = self.rows.iter().find(|(memory, at)| memory.keys.len() / kv_dim <= *at) {
+            candle_core::bail!("position {position} of {}", memory.keys.len() / kv_dim);
+        }
+        let mut out = vec![0.0; queries.len()];
         let arch = Arch::new();
         // One piece is the query heads of one position that share a key head.
         let piece = |(index, (out, queries)): (usize, (&mut [f32], &[f32]))| {
-            let (position, kv_head) = (before + index / self.n_kv_heads, index % self.n_kv_heads);
-            arch.dispatch(Piece { op: self, queries, positions: position + 1, offset: kv_head * self.head_dim, out });
+            let ((memory, position), kv_head) = (self.rows[index / self.n_kv_heads], index % self.n_kv_heads);
+            let (positions, offset) = (position + 1, kv_head * self.head_dim);
+            arch.dispatch(Piece { op: self, memory, queries, positions, offset, out });
         };
-        if seq * q_dim * (before + seq) < PARALLEL_WORK {
+        if q_dim * self.rows.iter().map(|(_, position)| position + 1).sum::<usize>() < PARALLEL_WORK {
             out.chunks_mut(group_dim).zip(queries.chunks(group_dim)).enumerate().for_each(piece);
         } else {
             out.par_chunks_mut(group_dim).zip(queries.par_chunks(group_dim)).enumerate().for_each(piece);
         }
-        Ok((f32::to_cpu_storage_owned(out), Shape::from((seq, q_dim))))
+        Ok((f32::to_cpu_storage_owned(out), Shape::from((self.rows.len(), q_dim))))
     }
 }
 
@@ -101,6 +106,7 @@ impl CustomOp1 for Attention<'_> {
 /// A type and not a closure: only what is inlined into the dispatch is compiled for the processor's vector registers.
 struct Piece<'a> {
     op: &'a Attention<'a>,
+    memory: &'a LayerCache,
     queries: &'a [f32],
     positions: usize,
     /// Where the key head begins in a position.
@@ -113,12 +119,12 @@ impl NullaryFnOnce for Piece<'_> {
 
     #[inline(always)]
     fn call(self) {
-        let Self { op, queries, positions, offset, out } = self;
+        let Self { op, memory, queries, positions, offset, out } = self;
         let dim = op.head_dim;
         let kv_dim = op.n_kv_heads * dim;
         let scale = 1.0 / (dim as f32).sqrt();
         let mut scores = vec![0.0; positions * (queries.len() / dim)];
-        for (position, keys) in op.memory.keys.chunks_exact(kv_dim).take(positions).enumerate() {
+        for (position, keys) in memory.keys.chunks_exact(kv_dim).take(positions).enumerate() {
             let key = &keys[offset..offset + dim];
             for (query, scores) in queries.chunks_exact(dim).zip(scores.chunks_exact_mut(positions)) {
                 scores[position] = dot(query, key) * scale;
@@ -133,7 +139,7 @@ impl NullaryFnOnce for Piece<'_> {
             }
             scores.iter_mut().for_each(|score| *score /= sum);
         }
-        for (position, values) in op.memory.values.chunks_exact(kv_dim).take(positions).enumerate() {
+        for (position, values) in memory.values.chunks_exact(kv_dim).take(positions).enumerate() {
             let value = &values[offset..offset + dim];
             for (out, scores) in out.chunks_exact_mut(dim).zip(scores.chunks_exact(positions)) {
                 add_scaled(out, scores[position], value);

@@ -4,6 +4,7 @@
 //! backend knows no frame, route or peer; the station calls it from its own worker threads.
 
 mod attention;
+pub mod batch;
 pub mod config;
 pub mod error;
 mod gguf;
@@ -30,6 +31,7 @@ use std::{
 };
 
 use aeon_proto::status::Status;
+use batch::{ForwardPart, HeadPart};
 pub use head::{Head, HeadOutput};
 
 /// What a model is, and which part of it a backend holds.
@@ -151,6 +153,22 @@ pub trait LayerRange: Send + Sync {
     fn forward(&self, cache: &mut dyn Cache, residuals: Vec<f32>, cancel: &CancelToken)
     -> Result<Vec<f32>, ModelError>;
 
+    /// Positions of different sequences that this backend computes at once for less than it takes one by one; `None` if
+    /// there is nothing to be gained by giving it several.
+    fn batch_positions(&self) -> Option<usize> {
+        None
+    }
+
+    /// As [`Self::forward`], of several sequences: results in the order of the parts, with the bits that each would have
+    /// alone. A part that fails or is cancelled does not touch the others.
+    ///
+    /// # Errors
+    /// If the batch fails as a whole. The caches may hold parts of new positions then: the caller truncates them, and may
+    /// try each part alone.
+    fn forward_batch(&self, parts: Vec<ForwardPart<'_>>) -> Result<Vec<Result<Vec<f32>, ModelError>>, ModelError> {
+        Ok(parts.into_iter().map(|part| self.forward(part.cache, part.residuals.to_vec(), part.cancel)).collect())
+    }
+
     /// f32 values that [`LayerRange::export_cache`] gives for each position, all layers together; `None` if the contents
     /// of a cache cannot leave this backend.
     fn exported_per_position(&self) -> Option<usize> {
@@ -182,6 +200,14 @@ pub trait LayerRange: Send + Sync {
     /// # Errors
     /// [`ModelError::NotHere`] without the last layer.
     fn head(&self, residuals: &[f32], want: Head, cancel: &CancelToken) -> Result<HeadOutput, ModelError>;
+
+    /// As [`Self::head`], for several requests, in the way of [`Self::forward_batch`].
+    ///
+    /// # Errors
+    /// If the batch fails as a whole.
+    fn head_batch(&self, parts: &[HeadPart<'_>]) -> Result<Vec<Result<HeadOutput, ModelError>>, ModelError> {
+        Ok(parts.iter().map(|part| self.head(part.residuals, part.want, part.cancel)).collect())
+    }
 }
 
 impl std::fmt::Debug for dyn LayerRange {

@@ -14,6 +14,7 @@ use candle_nn::{ops::rms_norm, rotary_emb::rope_thd};
 use super::{
     Cache, CancelToken, Head, HeadOutput, LayerRange, ModelError, ModelInfo,
     attention::{Attention, KvCache, LayerCache, contiguous},
+    batch::{ForwardPart, HeadPart},
     config::ModelConfig,
     error::LoadError,
     head::Collector,
@@ -23,8 +24,8 @@ use super::{
 /// Positions computed at once: enough to share each weight that is fetched, few enough to bound the memory of a long
 /// prompt and the time until a cancellation is seen.
 const CHUNK: usize = 128;
-/// Positions whose logits are held at once.
-const HEAD_CHUNK: usize = 6;
+/// Positions whose logits are held at once: four passes over each part of the head while it is in the cache.
+const HEAD_CHUNK: usize = 24;
 
 /// A layer range of a Llama or Qwen2 model.
 #[derive(Debug)]
@@ -75,36 +76,48 @@ impl Transformer {
         ModelError::NotHere { part, lo, hi, n_layers: self.info.n_layers }
     }
 
-    /// Residuals of consecutive positions through all layers held.
-    fn chunk(&self, cache: &mut KvCache, residuals: &[f32], cancel: &CancelToken) -> Result<Tensor, ModelError> {
-        let seq = residuals.len() / self.config.hidden_size;
-        let mut x = Tensor::from_slice(residuals, (seq, self.config.hidden_size), &Device::Cpu).op("residuals")?;
-        let rotation = Rotation::new(&self.frequencies, cache.len..cache.len + seq).op("rotary angles")?;
-        for (layer, memory) in self.weights.layers.iter().zip(&mut cache.layers) {
-            if cancel.is_cancelled() {
+    /// Some positions of one sequence or of several through all layers held.
+    fn chunk(&self, segments: &mut [Segment<'_, '_>]) -> Result<Tensor, ModelError> {
+        let hidden = self.config.hidden_size;
+        let rows: Vec<f32> = segments.iter().flat_map(|segment| segment.rows).copied().collect();
+        let x = (rows.len() / hidden, hidden);
+        let mut x = Tensor::from_vec(rows, x, &Device::Cpu).op("residuals")?;
+        let positions = segments.iter().flat_map(|segment| segment.positions(hidden));
+        let rotation = Rotation::new(&self.frequencies, positions).op("rotary angles")?;
+        for (index, layer) in self.weights.layers.iter().enumerate() {
+            // All are asked, so that a cancelled one is known at once; the others go on with it to the end of the chunk.
+            if segments.iter_mut().map(|segment| segment.sequence.goes_on()).filter(|goes_on| *goes_on).count() == 0 {
                 return Err(ModelError::Cancelled);
             }
-            x = self.layer(layer, memory, &rotation, x)?;
+            x = self.layer(layer, index, segments, &rotation, x)?;
         }
-        cache.len += seq;
+        for segment in segments {
+            segment.sequence.cache.len += segment.rows.len() / hidden;
+        }
         Ok(x)
     }
 
     fn layer(
         &self,
         layer: &LayerWeights,
-        memory: &mut LayerCache,
+        index: usize,
+        segments: &mut [Segment<'_, '_>],
         rotation: &Rotation,
         x: Tensor,
     ) -> Result<Tensor, ModelError> {
-        let ModelConfig { n_heads, n_kv_heads, head_dim, norm_eps, .. } = self.config;
+        let ModelConfig { n_heads, n_kv_heads, head_dim, norm_eps, hidden_size, .. } = self.config;
         let attended = (|| {
             let normed = rms_norm(&x, &layer.input_norm, norm_eps)?;
             let queries = rotation.apply(&normed.apply_op1_no_bwd(&layer.query)?, n_heads, head_dim)?;
             let keys = rotation.apply(&normed.apply_op1_no_bwd(&layer.key)?, n_kv_heads, head_dim)?;
-            append(&mut memory.keys, &keys)?;
-            append(&mut memory.values, &normed.apply_op1_no_bwd(&layer.value)?)?;
-            let attention = Attention { memory, n_heads, n_kv_heads, head_dim };
+            let values = normed.apply_op1_no_bwd(&layer.value)?;
+            self.remember(segments, index, &keys, |memory| &mut memory.keys)?;
+            self.remember(segments, index, &values, |memory| &mut memory.values)?;
+            let rows = segments.iter().flat_map(|segment| {
+                let memory = &segment.sequence.cache.layers[index];
+                segment.positions(hidden_size).map(move |position| (memory, position))
+            });
+            let attention = Attention { rows: rows.collect(), n_heads, n_kv_heads, head_dim };
             &x + queries.apply_op1_no_bwd(&attention)?.apply_op1_no_bwd(&layer.output)?
         })();
         let x = attended.op("attention")?;
@@ -115,6 +128,60 @@ impl Transformer {
             &x + inner.apply_op1_no_bwd(&layer.down)?
         })();
         forwarded.op("feed-forward")
+    }
+
+    /// Puts the keys or values of all segments, `[rows, kv_dim]`, behind those of their own sequences.
+    fn remember(
+        &self,
+        segments: &mut [Segment<'_, '_>],
+        index: usize,
+        tensor: &Tensor,
+        part: impl Fn(&mut LayerCache) -> &mut Vec<f32>,
+    ) -> candle_core::Result<()> {
+        with_values(tensor, |mut values| {
+            for segment in segments {
+                let own = segment.rows.len() / self.config.hidden_size * self.config.kv_dim();
+                let Some((own, rest)) = values.split_at_checked(own) else {
+                    candle_core::bail!("fewer keys or values than positions");
+                };
+                part(&mut segment.sequence.cache.layers[index]).extend_from_slice(own);
+                values = rest;
+            }
+            Ok(())
+        })
+    }
+}
+
+/// A sequence on its way through the layers.
+struct Sequence<'a> {
+    cache: &'a mut KvCache,
+    /// Positions before this request.
+    before: usize,
+    /// Positions that are still to be computed.
+    left: &'a [f32],
+    out: Vec<f32>,
+    cancel: &'a CancelToken,
+    is_cancelled: bool,
+}
+
+impl Sequence<'_> {
+    /// Whether nobody has withdrawn it, which also shows that the thread is alive.
+    fn goes_on(&mut self) -> bool {
+        self.is_cancelled |= self.cancel.is_cancelled();
+        !self.is_cancelled
+    }
+}
+
+/// Some positions of a sequence.
+struct Segment<'s, 'a> {
+    sequence: &'s mut Sequence<'a>,
+    rows: &'a [f32],
+}
+
+impl Segment<'_, '_> {
+    fn positions(&self, hidden: usize) -> Range<usize> {
+        let len = self.sequence.cache.len;
+        len..len + self.rows.len() / hidden
     }
 }
 
@@ -146,20 +213,64 @@ impl LayerRange for Transformer {
         residuals: Vec<f32>,
         cancel: &CancelToken,
     ) -> Result<Vec<f32>, ModelError> {
-        let cache: &mut dyn Any = cache;
-        let cache = cache.downcast_mut::<KvCache>().filter(|cache| self.owns(cache)).ok_or(ModelError::ForeignCache)?;
-        let before = cache.len;
-        let mut out = Vec::with_capacity(residuals.len());
-        for chunk in residuals.chunks(CHUNK * self.config.hidden_size) {
-            match self.chunk(cache, chunk, cancel).and_then(|x| append(&mut out, &x).op("residuals")) {
-                Ok(()) => {}
+        let part = ForwardPart { cache, residuals: &residuals, cancel };
+        self.forward_batch(vec![part])?.pop().unwrap_or(Err(ModelError::Cancelled))
+    }
+
+    fn batch_positions(&self) -> Option<usize> {
+        Some(CHUNK)
+    }
+
+    fn forward_batch(&self, parts: Vec<ForwardPart<'_>>) -> Result<Vec<Result<Vec<f32>, ModelError>>, ModelError> {
+        let hidden = self.config.hidden_size;
+        let sequence = |ForwardPart { cache, residuals, cancel }| {
+            let cache: &mut dyn Any = cache;
+            let cache = cache.downcast_mut::<KvCache>().filter(|cache| self.owns(cache));
+            let cache = cache.ok_or(ModelError::ForeignCache)?;
+            let (before, out) = (cache.len, Vec::with_capacity(residuals.len()));
+            Ok(Sequence { cache, before, left: residuals, out, cancel, is_cancelled: false })
+        };
+        let mut sequences: Vec<Result<Sequence<'_>, ModelError>> = parts.into_iter().map(sequence).collect();
+        loop {
+            let mut room = CHUNK * hidden;
+            let mut segments = Vec::new();
+            for sequence in sequences.iter_mut().flatten().filter(|sequence| !sequence.is_cancelled) {
+                let (rows, left) = sequence.left.split_at(sequence.left.len().min(room));
+                if !rows.is_empty() {
+                    room -= rows.len();
+                    sequence.left = left;
+                    segments.push(Segment { sequence, rows });
+                }
+            }
+            if segments.is_empty() {
+                break;
+            }
+            match self.chunk(&mut segments) {
+                Ok(x) => with_values(&x, |mut values| {
+                    for segment in segments {
+                        let (own, rest) = values.split_at(segment.rows.len().min(values.len()));
+                        segment.sequence.out.extend_from_slice(own);
+                        values = rest;
+                    }
+                    Ok(())
+                })
+                .op("residuals")?,
+                // All of these were withdrawn; others may be left.
+                Err(ModelError::Cancelled) => {}
                 Err(error) => {
-                    cache.truncate(before);
+                    sequences.iter_mut().flatten().for_each(|sequence| sequence.cache.truncate(sequence.before));
                     return Err(error);
                 }
             }
         }
-        Ok(out)
+        let result = |sequence: Sequence<'_>| {
+            if sequence.is_cancelled {
+                sequence.cache.truncate(sequence.before);
+                return Err(ModelError::Cancelled);
+            }
+            Ok(sequence.out)
+        };
+        Ok(sequences.into_iter().map(|sequence| sequence.and_then(result)).collect())
     }
 
     fn exported_per_position(&self) -> Option<usize> {
@@ -194,26 +305,46 @@ impl LayerRange for Transformer {
     }
 
     fn head(&self, residuals: &[f32], want: Head, cancel: &CancelToken) -> Result<HeadOutput, ModelError> {
+        self.head_batch(&[HeadPart { residuals, want, cancel }])?.pop().unwrap_or(Err(ModelError::Cancelled))
+    }
+
+    fn head_batch(&self, parts: &[HeadPart<'_>]) -> Result<Vec<Result<HeadOutput, ModelError>>, ModelError> {
         let head = self.weights.head.as_ref().ok_or_else(|| self.not_here("head"))?;
-        let hidden = self.config.hidden_size;
-        let mut collector = Collector::new(want, residuals.len() / hidden, self.config.vocab_size);
-        for rows in residuals.chunks(HEAD_CHUNK * hidden) {
-            if cancel.is_cancelled() {
-                return Err(ModelError::Cancelled);
+        let (hidden, vocab) = (self.config.hidden_size, self.config.vocab_size);
+        let collector = |part: &HeadPart<'_>| Collector::new(part.want, part.residuals.len() / hidden, vocab);
+        let mut collectors: Vec<Collector> = parts.iter().map(collector).collect();
+        let mut cancelled = vec![false; parts.len()];
+        let owners = parts
+            .iter()
+            .enumerate()
+            .flat_map(|(owner, part)| part.residuals.chunks_exact(hidden).map(move |row| (owner, row)));
+        let rows: Vec<(usize, &[f32])> = owners.collect();
+        for rows in rows.chunks(HEAD_CHUNK) {
+            for (is_cancelled, part) in cancelled.iter_mut().zip(parts) {
+                *is_cancelled |= part.cancel.is_cancelled();
             }
-            let normed = Tensor::from_slice(rows, (rows.len() / hidden, hidden), &Device::Cpu)
+            let rows: Vec<(usize, &[f32])> = rows.iter().copied().filter(|(owner, _)| !cancelled[*owner]).collect();
+            if rows.is_empty() {
+                continue;
+            }
+            let values: Vec<f32> = rows.iter().flat_map(|(_, row)| *row).copied().collect();
+            let normed = Tensor::from_vec(values, (rows.len(), hidden), &Device::Cpu)
                 .and_then(|rows| rms_norm(&rows, &head.norm, self.config.norm_eps))
                 .op("final norm")?;
-            let mut values = Vec::with_capacity(rows.len());
-            append(&mut values, &normed).op("final norm")?;
-            let logits = head.matrix.multiply(&values);
-            logits.chunks(self.config.vocab_size).for_each(|row| collector.push(row));
+            let logits = with_values(&normed, |values| Ok(head.matrix.multiply(values))).op("final norm")?;
+            for ((owner, _), row) in rows.iter().zip(logits.chunks(vocab)) {
+                collectors[*owner].push(row);
+            }
         }
-        Ok(collector.finish())
+        let result = |(collector, is_cancelled): (Collector, bool)| match is_cancelled {
+            true => Err(ModelError::Cancelled),
+            false => Ok(collector.finish()),
+        };
+        Ok(collectors.into_iter().zip(cancelled).map(result).collect())
     }
 }
 
-/// Sines and cosines of consecutive positions, `[seq, head_dim / 2]`.
+/// Sines and cosines of positions, `[rows, head_dim / 2]`.
 struct Rotation {
     cos: Tensor,
     sin: Tensor,
@@ -222,14 +353,14 @@ struct Rotation {
 impl Rotation {
     /// Angles are f32 products, as in the reference implementations: at far positions their rounding is part of what
     /// the model was trained with.
-    fn new(frequencies: &[f32], positions: Range<usize>) -> candle_core::Result<Self> {
-        let shape = (positions.len(), frequencies.len());
+    fn new(frequencies: &[f32], positions: impl Iterator<Item = usize>) -> candle_core::Result<Self> {
         let angles = positions.flat_map(|position| frequencies.iter().map(move |f| f64::from(position as f32 * f)));
         let (mut sin, mut cos) = (Vec::new(), Vec::new());
         for angle in angles {
             sin.push(angle.sin() as f32);
             cos.push(angle.cos() as f32);
         }
+        let shape = (sin.len() / frequencies.len().max(1), frequencies.len());
         Ok(Self { cos: Tensor::from_vec(cos, shape, &Device::Cpu)?, sin: Tensor::from_vec(sin, shape, &Device::Cpu)? })
     }
 
@@ -241,12 +372,11 @@ impl Rotation {
     }
 }
 
-/// Adds the values of a tensor to the end of `out`.
-fn append(out: &mut Vec<f32>, tensor: &Tensor) -> candle_core::Result<()> {
+/// Does something with the values of a tensor.
+fn with_values<T>(tensor: &Tensor, work: impl FnOnce(&[f32]) -> candle_core::Result<T>) -> candle_core::Result<T> {
     let (storage, layout) = tensor.storage_and_layout();
     let Storage::Cpu(storage) = &*storage else { candle_core::bail!("expected a tensor on the CPU") };
-    out.extend_from_slice(contiguous(storage, layout)?);
-    Ok(())
+    work(contiguous(storage, layout)?)
 }
 
 /// Adds what was being computed to an error of the tensor library.

@@ -5,10 +5,17 @@
 //! is bounded in items and bytes: nothing waits without bound. If it is full, the newest work of whoever has most of it
 //! gives way to an asker who has less; else the new work is refused at once. The pool knows nothing of what it runs.
 //!
+//! Work that says so runs together with other such work, each piece of another lane: a thread takes the work whose turn
+//! it is and as much of what comes right after it as a **batch** may hold, so that whoever would have to wait next rides
+//! along and nobody is overtaken. Work that is there does not wait for more to come, with one exception: those who were
+//! answered together ask again nearly together, so the first of them waits for the others, at most an eighth of the time
+//! that their last batch took (and at most 5 ms), and not at all if the last batch was one piece of work.
+//!
 //! ```text
 //! turns:    asker A    asker B   ...     one piece of work each, in turn
 //! ready:    lanes      lanes             those with work of which none is running, by who asked for the first of it
 //! lanes:    session or single -> work in order
+//! batch:    the first of the turns, and those behind it as far as all of them can run together
 //! ```
 //!
 //! Each thread has a **pulse** that only this thread moves: when it takes or ends a piece of work, when the work asks at
@@ -25,9 +32,15 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
     thread::JoinHandle,
+    time::{Duration, Instant},
 };
 
 use crate::telemetry::faults::{Fault, fault};
+
+/// Work that was done together is followed by work that waits for its companions, at most this part of the time it took.
+const GATHER_SHARE: u32 = 8;
+/// The longest that work waits for companions: a few times what a client takes from an answer to its next request.
+const MAX_GATHER: Duration = Duration::from_millis(5);
 
 thread_local! {
     /// The pulse of this thread, if it is a worker.
@@ -52,6 +65,48 @@ pub struct QueueLimits {
     pub bytes: usize,
 }
 
+/// How much runs at once on one thread.
+#[derive(Debug, Clone, Copy)]
+pub struct BatchLimits {
+    /// Pieces of work; 1 runs each alone.
+    pub items: usize,
+    /// Rows of them together. A piece of work with more rows runs alone.
+    pub rows: usize,
+}
+
+impl BatchLimits {
+    /// No batches.
+    pub const ALONE: Self = Self { items: 1, rows: 0 };
+}
+
+/// Work that can run together with other work of its kind.
+pub trait Batched: Send + Sized + 'static {
+    /// How much of [`BatchLimits::rows`] it takes.
+    fn rows(&self) -> usize;
+
+    /// Does all of it, on a worker: one piece or several, each of another lane, in the order of their turns.
+    fn run(batch: Vec<Self>);
+
+    /// Called instead, on another thread, if it has to give way to another asker's work.
+    fn give_way(self, full: QueueFull);
+}
+
+/// The kind of work of a pool that has no batches: there is none of it.
+#[derive(Debug, Clone, Copy)]
+pub enum NoBatches {}
+
+impl Batched for NoBatches {
+    fn rows(&self) -> usize {
+        match *self {}
+    }
+
+    fn run(_: Vec<Self>) {}
+
+    fn give_way(self, _: QueueFull) {
+        match self {}
+    }
+}
+
 /// The queue is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueFull {
@@ -61,8 +116,22 @@ pub struct QueueFull {
     pub bytes: usize,
 }
 
-/// Called with `Ok` to do the work, with the state of the queue if the work has to give way.
-type Work = Box<dyn FnOnce(Result<(), QueueFull>) + Send>;
+enum Work<B> {
+    /// Called with `Ok` to do the work, with the state of the queue if the work has to give way.
+    Alone(Box<dyn FnOnce(Result<(), QueueFull>) + Send>),
+    /// Can run together with others.
+    Batched(B),
+}
+
+impl<B: Batched> Work<B> {
+    /// Rows in a batch; `None` if it runs alone.
+    fn rows(&self) -> Option<usize> {
+        match self {
+            Self::Alone(_) => None,
+            Self::Batched(work) => Some(work.rows()),
+        }
+    }
+}
 
 /// Who submits work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -82,18 +151,17 @@ pub enum Lane {
     Single(u64),
 }
 
-struct Item {
+struct Item<B> {
     asker: Asker,
     /// Its place among all work ever submitted.
     number: u64,
     bytes: usize,
-    work: Work,
+    work: Work<B>,
 }
 
-#[derive(Default)]
-struct LaneState {
+struct LaneState<B> {
     is_running: bool,
-    waiting: VecDeque<Item>,
+    waiting: VecDeque<Item<B>>,
 }
 
 #[derive(Default)]
@@ -107,12 +175,24 @@ struct AskerState {
     waiting: BTreeMap<u64, Lane>,
 }
 
-#[derive(Default)]
-struct Queue {
-    lanes: HashMap<Lane, LaneState>,
+/// The last batch that ended, which tells how many ask again soon.
+#[derive(Debug, Clone, Copy)]
+struct LastBatch {
+    items: usize,
+    /// The longest that the next one waits for as many.
+    gather: Duration,
+}
+
+struct Queue<B> {
+    lanes: HashMap<Lane, LaneState<B>>,
     askers: HashMap<Asker, AskerState>,
     /// Askers with ready lanes.
     turns: VecDeque<Asker>,
+    /// Lanes in the lines of all askers.
+    ready: usize,
+    last_batch: LastBatch,
+    /// Since when ready work waits for companions.
+    gathering: Option<Instant>,
     items: usize,
     bytes: usize,
     next_number: u64,
@@ -121,7 +201,23 @@ struct Queue {
     closed: bool,
 }
 
-impl Queue {
+impl<B: Batched> Queue<B> {
+    fn new() -> Self {
+        Self {
+            lanes: HashMap::new(),
+            askers: HashMap::new(),
+            turns: VecDeque::new(),
+            ready: 0,
+            last_batch: LastBatch { items: 1, gather: Duration::ZERO },
+            gathering: None,
+            items: 0,
+            bytes: 0,
+            next_number: 0,
+            probes: 0,
+            closed: false,
+        }
+    }
+
     fn is_full(&self, limits: QueueLimits, bytes: usize) -> bool {
         // One piece of work always fits an empty queue, whatever its size.
         self.items >= limits.items || (self.items > 0 && self.bytes + bytes > limits.bytes)
@@ -135,10 +231,47 @@ impl Queue {
             self.turns.push_back(asker);
         }
         state.ready.push_back(lane);
+        self.ready += 1;
+    }
+
+    /// The work whose turn it is.
+    fn first(&self) -> Option<&Item<B>> {
+        let lane = self.askers.get(self.turns.front()?)?.ready.front()?;
+        self.lanes.get(lane)?.waiting.front()
+    }
+
+    /// How much longer the work whose turn it is waits for companions; `None` if it does not.
+    fn gather(&mut self, limits: BatchLimits, now: Instant) -> Option<Duration> {
+        let LastBatch { items, gather } = self.last_batch;
+        let can_grow = |item: &Item<B>| item.work.rows().is_some_and(|rows| rows < limits.rows);
+        if self.closed || self.ready >= items.min(limits.items) || !self.first().is_some_and(can_grow) {
+            return None;
+        }
+        let since = *self.gathering.get_or_insert(now);
+        (since + gather).checked_duration_since(now).filter(|left| !left.is_zero())
+    }
+
+    /// Takes the work whose turn it is, and what comes right after it and can run together with it.
+    fn next_batch(&mut self, limits: BatchLimits) -> Vec<(Lane, Item<B>)> {
+        // Also if there is none: nobody waits for companions any more, so the next to come must wake a thread.
+        self.gathering = None;
+        let Some(first) = self.next() else { return Vec::new() };
+        let mut rows = first.1.work.rows();
+        let mut batch = vec![first];
+        while let Some(held) = rows
+            && batch.len() < limits.items
+            && let Some(more) = self.first().and_then(|item| item.work.rows())
+            && held.saturating_add(more) <= limits.rows
+            && let Some(next) = self.next()
+        {
+            rows = Some(held + more);
+            batch.push(next);
+        }
+        batch
     }
 
     /// Takes the next work whose turn it is.
-    fn next(&mut self) -> Option<(Lane, Item)> {
+    fn next(&mut self) -> Option<(Lane, Item<B>)> {
         loop {
             let asker = self.turns.pop_front()?;
             let Some(state) = self.askers.get_mut(&asker) else { continue };
@@ -147,6 +280,7 @@ impl Queue {
                 self.turns.push_back(asker);
             }
             let Some(lane) = lane else { continue };
+            self.ready -= 1;
             let Some(held) = self.lanes.get_mut(&lane) else { continue };
             let Some(item) = held.waiting.pop_front() else { continue };
             held.is_running = true;
@@ -182,7 +316,7 @@ impl Queue {
     }
 
     /// Takes out the newest waiting work of whoever has most of what is short, if that is more than `asker` would have.
-    fn displace(&mut self, limits: QueueLimits, asker: Asker, bytes: usize) -> Option<Work> {
+    fn displace(&mut self, limits: QueueLimits, asker: Asker, bytes: usize) -> Option<Work<B>> {
         let (mine_items, mine_bytes) = self.askers.get(&asker).map_or((0, 0), |state| (state.items, state.bytes));
         let waiting = self.askers.iter().filter(|(_, state)| !state.waiting.is_empty());
         let most = if self.items >= limits.items {
@@ -198,7 +332,9 @@ impl Queue {
         let item = held.waiting.remove(index)?;
         if index == 0 && !held.is_running {
             // It was what its lane stood in line with.
+            let before = state.ready.len();
             state.ready.retain(|ready| *ready != lane);
+            self.ready -= before - state.ready.len();
             if state.ready.is_empty() {
                 self.turns.retain(|turn| *turn != most);
             }
@@ -212,7 +348,7 @@ impl Queue {
         Some(item.work)
     }
 
-    fn push(&mut self, asker: Asker, session: Option<Arc<str>>, bytes: usize, work: Work) {
+    fn push(&mut self, asker: Asker, session: Option<Arc<str>>, bytes: usize, work: Work<B>) {
         self.items += 1;
         self.bytes += bytes;
         let number = self.next_number;
@@ -222,7 +358,8 @@ impl Queue {
         state.items += 1;
         state.bytes += bytes;
         state.waiting.insert(number, lane.clone());
-        let held = self.lanes.entry(lane.clone()).or_default();
+        let held = self.lanes.entry(lane.clone());
+        let held = held.or_insert_with(|| LaneState { is_running: false, waiting: VecDeque::new() });
         held.waiting.push_back(Item { asker, number, bytes, work });
         if held.waiting.len() == 1 && !held.is_running {
             self.make_ready(lane);
@@ -230,26 +367,27 @@ impl Queue {
     }
 }
 
-struct Shared {
-    queue: Mutex<Queue>,
+struct Shared<B> {
+    queue: Mutex<Queue<B>>,
     work_or_close: Condvar,
     limits: QueueLimits,
+    batch: BatchLimits,
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+impl<B> Shared<B> {
+    fn lock(&self) -> MutexGuard<'_, Queue<B>> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A fixed number of worker threads.
-pub struct WorkerPool {
-    shared: Arc<Shared>,
+pub struct WorkerPool<B: Batched = NoBatches> {
+    shared: Arc<Shared<B>>,
     threads: Vec<JoinHandle<()>>,
     pulses: Vec<Arc<AtomicU64>>,
 }
 
-impl std::fmt::Debug for WorkerPool {
+impl<B: Batched> std::fmt::Debug for WorkerPool<B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (items, bytes) = self.usage();
         f.debug_struct("WorkerPool")
@@ -260,13 +398,14 @@ impl std::fmt::Debug for WorkerPool {
     }
 }
 
-impl WorkerPool {
+impl<B: Batched> WorkerPool<B> {
     /// Starts the threads.
     ///
     /// # Errors
     /// If the system gives no thread.
-    pub fn start(threads: usize, limits: QueueLimits) -> std::io::Result<Self> {
-        let shared = Arc::new(Shared { queue: Mutex::default(), work_or_close: Condvar::new(), limits });
+    pub fn start(threads: usize, limits: QueueLimits, batch: BatchLimits) -> std::io::Result<Self> {
+        let queue = Mutex::new(Queue::new());
+        let shared = Arc::new(Shared { queue, work_or_close: Condvar::new(), limits, batch });
         let mut pool = Self { shared, threads: Vec::new(), pulses: Vec::new() };
         for n in 0..threads {
             let shared = Arc::clone(&pool.shared);
@@ -293,6 +432,24 @@ impl WorkerPool {
         bytes: usize,
         work: impl FnOnce(Result<(), QueueFull>) + Send + 'static,
     ) -> Result<(), QueueFull> {
+        self.queue(asker, session, bytes, Work::Alone(Box::new(work)))
+    }
+
+    /// As [`Self::submit`], of work that may run together with other work.
+    ///
+    /// # Errors
+    /// [`QueueFull`] if it does not fit; the work is then dropped.
+    pub fn submit_batched(
+        &self,
+        asker: Asker,
+        session: Option<Arc<str>>,
+        bytes: usize,
+        work: B,
+    ) -> Result<(), QueueFull> {
+        self.queue(asker, session, bytes, Work::Batched(work))
+    }
+
+    fn queue(&self, asker: Asker, session: Option<Arc<str>>, bytes: usize, work: Work<B>) -> Result<(), QueueFull> {
         let mut displaced = Vec::new();
         let mut queue = self.shared.lock();
         let full = QueueFull { items: queue.items, bytes: queue.bytes };
@@ -304,13 +461,23 @@ impl WorkerPool {
         let result = if queue.closed || queue.is_full(self.shared.limits, bytes) {
             Err(full)
         } else {
-            queue.push(asker, session, bytes, Box::new(work));
-            self.shared.work_or_close.notify_one();
+            let is_batched = work.rows().is_some();
+            queue.push(asker, session, bytes, work);
+            // A thread that waits for companions looks again when its time is over: waking it for each would be in vain.
+            if !is_batched
+                || queue.gathering.is_none()
+                || queue.ready >= queue.last_batch.items.min(self.shared.batch.items)
+            {
+                self.shared.work_or_close.notify_one();
+            }
             Ok(())
         };
         drop(queue);
         for work in displaced {
-            call(work, Err(full));
+            guarded(|| match work {
+                Work::Alone(work) => work(Err(full)),
+                Work::Batched(work) => work.give_way(full),
+            });
         }
         result
     }
@@ -341,7 +508,7 @@ impl WorkerPool {
     }
 }
 
-impl Drop for WorkerPool {
+impl<B: Batched> Drop for WorkerPool<B> {
     /// Lets running work end, drops waiting work, joins the threads.
     fn drop(&mut self) {
         let waiting = {
@@ -362,13 +529,30 @@ impl Drop for WorkerPool {
 }
 
 /// Work answers for its own failures; a panic that still gets here must not take the thread along.
-fn call(work: Work, turn: Result<(), QueueFull>) {
-    if catch_unwind(AssertUnwindSafe(|| work(turn))).is_err() {
+fn guarded(work: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(work)).is_err() {
         fault!(ERROR, Fault::Panic, "model work panicked");
     }
 }
 
-fn run(shared: &Shared) {
+/// Does what was taken together; returns where it belongs.
+fn run_batch<B: Batched>(batch: Vec<(Lane, Item<B>)>) -> Vec<(Lane, Asker, usize)> {
+    let mut places = Vec::with_capacity(batch.len());
+    let mut together = Vec::new();
+    for (lane, Item { asker, bytes, work, .. }) in batch {
+        places.push((lane, asker, bytes));
+        match work {
+            Work::Alone(work) => guarded(|| work(Ok(()))),
+            Work::Batched(work) => together.push(work),
+        }
+    }
+    if !together.is_empty() {
+        guarded(|| B::run(together));
+    }
+    places
+}
+
+fn run<B: Batched>(shared: &Shared<B>) {
     let mut queue = shared.lock();
     // A thread that begins after a probe answers it too.
     let mut probes = 0;
@@ -377,19 +561,33 @@ fn run(shared: &Shared) {
             probes = queue.probes;
             beat();
         }
-        let Some((lane, Item { asker, bytes, work, .. })) = queue.next() else {
+        if let Some(left) = queue.gather(shared.batch, Instant::now()) {
+            let waited = shared.work_or_close.wait_timeout(queue, left);
+            queue = waited.unwrap_or_else(PoisonError::into_inner).0;
+            continue;
+        }
+        let batch = queue.next_batch(shared.batch);
+        if batch.is_empty() {
             if queue.closed {
                 return;
             }
             queue = shared.work_or_close.wait(queue).unwrap_or_else(PoisonError::into_inner);
             continue;
-        };
+        }
+        if !queue.turns.is_empty() {
+            shared.work_or_close.notify_one();
+        }
         drop(queue);
         beat();
-        call(work, Ok(()));
+        let (items, started) = (batch.len(), Instant::now());
+        let places = run_batch(batch);
+        let gather = (started.elapsed() / GATHER_SHARE).min(MAX_GATHER);
         beat();
         queue = shared.lock();
-        queue.end(lane, asker, bytes);
+        queue.last_batch = LastBatch { items, gather };
+        for (lane, asker, bytes) in places {
+            queue.end(lane, asker, bytes);
+        }
         if !queue.turns.is_empty() {
             shared.work_or_close.notify_one();
         }
@@ -407,7 +605,7 @@ mod tests {
     const TWO: Asker = Asker::Connection(2);
 
     fn pool(threads: usize, items: usize, bytes: usize) -> WorkerPool {
-        WorkerPool::start(threads, QueueLimits { items, bytes }).unwrap()
+        WorkerPool::start(threads, QueueLimits { items, bytes }, BatchLimits::ALONE).unwrap()
     }
 
     #[test]
@@ -599,5 +797,175 @@ mod tests {
         pool.submit(Asker::Connection(3), None, 1, noted.work(20)).unwrap();
         drop(release);
         assert_eq!(noted.all(&pool), [(1, false), (0, true), (10, true), (20, true)]);
+    }
+    /// Work that notes with what it ran.
+    struct Noting {
+        n: u32,
+        rows: usize,
+        noted: Arc<Mutex<Vec<Vec<u32>>>>,
+    }
+
+    const GAVE_WAY: u32 = 1000;
+
+    impl Batched for Noting {
+        fn rows(&self) -> usize {
+            self.rows
+        }
+        fn run(batch: Vec<Self>) {
+            let numbers: Vec<u32> = batch.iter().map(|work| work.n).collect();
+            batch[0].noted.lock().unwrap().push(numbers.clone());
+            assert!(!numbers.contains(&13), "expected in this test");
+        }
+        fn give_way(self, _: QueueFull) {
+            self.noted.lock().unwrap().push(vec![GAVE_WAY + self.n]);
+        }
+    }
+
+    /// A pool whose one thread waits, with work behind it that can run together.
+    struct Batches {
+        pool: WorkerPool<Noting>,
+        release: Option<mpsc::Sender<()>>,
+        noted: Arc<Mutex<Vec<Vec<u32>>>>,
+    }
+
+    impl Batches {
+        fn new(items: usize, rows: usize, queue: usize) -> Self {
+            let limits = QueueLimits { items: queue, bytes: 1 << 20 };
+            let pool = WorkerPool::start(1, limits, BatchLimits { items, rows }).unwrap();
+            let (release, wait) = mpsc::channel::<()>();
+            let (begun_tx, begun) = mpsc::channel();
+            pool.submit(ONE, Some("held".into()), 1, move |_| {
+                begun_tx.send(()).unwrap();
+                assert!(wait.recv().is_err());
+            })
+            .unwrap();
+            begun.recv().unwrap();
+            Self { pool, release: Some(release), noted: Arc::default() }
+        }
+
+        fn add(&self, asker: Asker, session: &str, n: u32, rows: usize) {
+            let work = Noting { n, rows, noted: Arc::clone(&self.noted) };
+            self.pool.submit_batched(asker, Some(session.into()), 1, work).unwrap();
+        }
+
+        fn all(&mut self) -> Vec<Vec<u32>> {
+            self.release = None;
+            while self.pool.usage() != (0, 0) {
+                std::thread::yield_now();
+            }
+            std::mem::take(&mut self.noted.lock().unwrap())
+        }
+    }
+
+    #[test]
+    fn a_batch_is_what_would_run_next_anyway() {
+        let mut batches = Batches::new(4, 100, 100);
+        for (n, session) in ["a", "b", "a", "c", "d"].iter().enumerate() {
+            batches.add(ONE, session, n as u32, 1);
+        }
+        batches.add(TWO, "e", 10, 1);
+        // In the order of turns; the second of "a" comes after its first.
+        assert_eq!(batches.all(), [vec![0, 10, 1, 3], vec![4, 2]]);
+    }
+
+    #[test]
+    fn a_batch_ends_at_its_rows_and_at_work_that_runs_alone() {
+        let mut batches = Batches::new(16, 10, 100);
+        for (n, rows) in [4, 6, 1, 50, 10, 1, 10].iter().enumerate() {
+            batches.add(ONE, &n.to_string(), n as u32, *rows);
+        }
+        let noted = Arc::clone(&batches.noted);
+        batches.pool.submit(ONE, None, 1, move |_| noted.lock().unwrap().push(vec![7])).unwrap();
+        batches.add(ONE, "8", 8, 1);
+        batches.add(ONE, "9", 9, usize::MAX);
+        assert_eq!(batches.all(), [vec![0, 1], vec![2], vec![3], vec![4], vec![5], vec![6], vec![7], vec![8], vec![9]]);
+    }
+
+    #[test]
+    fn batches_of_one_are_none() {
+        let mut batches = Batches::new(1, 100, 100);
+        (0..3).for_each(|n| batches.add(ONE, &n.to_string(), n, 1));
+        assert_eq!(batches.all(), [[0], [1], [2]]);
+    }
+
+    #[test]
+    fn a_panic_of_a_batch_ends_no_thread_and_frees_its_sessions() {
+        let mut batches = Batches::new(2, 100, 100);
+        for n in [12, 13, 14] {
+            batches.add(ONE, &n.to_string(), n, 1);
+        }
+        batches.add(ONE, "13", 15, 1);
+        assert_eq!(batches.all(), [[12, 13], [14, 15]]);
+    }
+
+    #[test]
+    fn batched_work_gives_way_too() {
+        let mut batches = Batches::new(16, 100, 4);
+        (0..3).for_each(|n| batches.add(ONE, &n.to_string(), n, 1));
+        batches.add(TWO, "t", 3, 1);
+        assert_eq!(batches.all(), [vec![GAVE_WAY + 2], vec![0, 3, 1]]);
+    }
+
+    #[test]
+    fn who_was_answered_together_is_awaited_for_a_bounded_time() {
+        let limits = BatchLimits { items: 4, rows: 10 };
+        let mut queue = Queue::<Noting>::new();
+        let noted = Arc::default();
+        let add = |queue: &mut Queue<Noting>, n: u32, rows| {
+            let work = Work::Batched(Noting { n, rows, noted: Arc::clone(&noted) });
+            queue.push(ONE, Some(n.to_string().into()), 1, work);
+        };
+        let start = Instant::now();
+        let gather = Duration::from_millis(2);
+        let millis = Duration::from_millis;
+        // After work that was alone nothing waits.
+        add(&mut queue, 0, 1);
+        assert_eq!(queue.gather(limits, start), None);
+        assert_eq!(queue.next_batch(limits).len(), 1);
+        // After three together the first of them waits, from when it came.
+        queue.last_batch = LastBatch { items: 3, gather };
+        assert_eq!(queue.gather(limits, start), None, "there is nothing");
+        add(&mut queue, 1, 1);
+        assert_eq!(queue.gather(limits, start + millis(5)), Some(millis(2)));
+        assert_eq!(queue.gather(limits, start + millis(6)), Some(millis(1)));
+        add(&mut queue, 2, 1);
+        assert_eq!(queue.gather(limits, start + millis(7)), None, "time is over");
+        assert_eq!(queue.next_batch(limits).len(), 2);
+        assert!(queue.gathering.is_none());
+        // All are there.
+        (3..5).for_each(|n| add(&mut queue, n, 1));
+        assert_eq!(queue.gather(limits, start), Some(millis(2)));
+        add(&mut queue, 5, 1);
+        assert_eq!(queue.gather(limits, start), None);
+        assert_eq!(queue.next_batch(limits).len(), 3);
+        // What takes no companions does not wait for them.
+        add(&mut queue, 6, 10);
+        assert_eq!(queue.gather(limits, start), None);
+        assert_eq!(queue.next_batch(limits).len(), 1);
+        // Neither does anybody once the pool ends.
+        add(&mut queue, 7, 1);
+        queue.closed = true;
+        assert_eq!(queue.gather(limits, start), None);
+    }
+
+    #[test]
+    fn work_that_came_after_others_left_is_not_forgotten() {
+        let limits = BatchLimits { items: 4, rows: 10 };
+        let mut queue = Queue::<Noting>::new();
+        let work = |n| Work::Batched(Noting { n, rows: 1, noted: Arc::default() });
+        queue.last_batch = LastBatch { items: 3, gather: Duration::from_secs(1) };
+        queue.push(ONE, None, 1, work(1));
+        let now = Instant::now();
+        assert!(queue.gather(limits, now).is_some());
+        // The one that waited has to give way, and the thread that waited with it finds nothing.
+        assert!(
+            queue.displace(QueueLimits { items: 1, bytes: 0 }, TWO, 0).is_none(),
+            "it is not more than the other has"
+        );
+        queue.push(ONE, None, 1, work(2));
+        assert!(queue.displace(QueueLimits { items: 1, bytes: 0 }, TWO, 0).is_some());
+        assert_eq!((queue.ready, queue.next_batch(limits).len(), queue.ready), (1, 1, 0));
+        assert!(queue.next_batch(limits).is_empty());
+        assert!(queue.gathering.is_none(), "whoever comes next wakes a thread");
     }
 }

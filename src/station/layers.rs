@@ -25,10 +25,10 @@ use super::{
     finite,
     hello::finish,
     pca::Projection,
-    queue::{Done, Place},
+    queue::{Done, Workers},
 };
 use crate::{
-    model::{Cache, CancelToken, Head, HeadOutput, kept::Provenance, session::Refused, worker::WorkerPool},
+    model::{CancelToken, Head, HeadOutput, session::Refused},
     station::request::{Carrier, Outcome, ReplyTo, Request},
     telemetry::{Counters, traffic::Direction},
 };
@@ -42,7 +42,7 @@ static AT_ONCE: LazyLock<CancelToken> = LazyLock::new(CancelToken::default);
 
 /// What is to be done with the body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Operation {
+pub(super) enum Operation {
     Embed,
     Forward { ids: bool, head: Option<Head> },
     Head(Head),
@@ -52,17 +52,17 @@ enum Operation {
 /// A request that passed every check that needs no session.
 #[derive(Debug)]
 pub(super) struct Call<'a> {
-    operation: Operation,
-    body: Cow<'a, [u8]>,
+    pub(super) operation: Operation,
+    pub(super) body: Cow<'a, [u8]>,
     /// How the body is lifted, if it holds components.
-    lift: Option<Projection>,
+    pub(super) lift: Option<Projection>,
     /// How the answer is compressed, if the client accepts that.
     compress: Option<Projection>,
-    seq: usize,
+    pub(super) seq: usize,
     /// Bytes of the body that a success will have.
-    reply_len: usize,
-    session: Option<Arc<str>>,
-    pos: Option<usize>,
+    pub(super) reply_len: usize,
+    pub(super) session: Option<Arc<str>>,
+    pub(super) pos: Option<usize>,
     deadline: Option<(Instant, u64)>,
     timing: bool,
     fp48: bool,
@@ -264,7 +264,7 @@ impl Core {
         self.check_context(pos.unwrap_or(0), seq)
     }
 
-    fn check_context(&self, pos: usize, seq: usize) -> Result<(), RequestError> {
+    pub(super) fn check_context(&self, pos: usize, seq: usize) -> Result<(), RequestError> {
         let context_len = self.model.info().max_position;
         let end = pos.saturating_add(seq);
         if end > context_len { Err(RequestError::ContextTooLong { end, context_len }) } else { Ok(()) }
@@ -292,7 +292,7 @@ fn fp48(body: &[u8]) -> u64 {
 }
 
 /// What a reply's body holds.
-enum Answer {
+pub(super) enum Answer {
     Residuals(Vec<f32>),
     /// Residuals as a PCAR body.
     Components(Vec<u8>),
@@ -310,78 +310,25 @@ impl Station {
         out: &mut Vec<u8>,
         reply_to: impl FnOnce() -> Box<dyn ReplyTo>,
     ) -> Result<Outcome, RequestError> {
-        let at_once = |workers: &WorkerPool| {
+        let at_once = |workers: &&Workers| {
             // A session that is not there yet may still be on its way through the queue.
             let unknown = |name: &Arc<str>| !self.core.sessions.contains(name) && !workers.has_work(name);
             call.operation == Operation::Reset && call.session.as_ref().is_some_and(unknown)
         };
-        if self.workers.as_ref().is_none_or(at_once) {
+        let Some(workers) = self.workers.as_ref().filter(|workers| !at_once(workers)) else {
             return match self.core.run(&call, &context, &AT_ONCE, out)? {
                 Done::Replied => Ok(Outcome::Replied),
                 Done::Stale => Ok(Outcome::Silent),
             };
-        }
+        };
         let call = Call { body: Cow::Owned(call.body.into_owned()), ..call };
-        // A few bytes can ask for megabytes of logits: what is bounded is the larger of the two.
-        let bytes = call.body.len().max(call.reply_len);
-        let place = Place { session: call.session.clone(), bytes, context, key };
-        self.perform(place, out, reply_to, move |core, cancel, out| core.run(&call, &context, cancel, out))
+        self.enqueue(workers, call, context, key, reply_to())
     }
 }
 
 impl Core {
-    /// Does the work of a call and appends the reply to `out`.
-    fn run(
-        &self,
-        call: &Call<'_>,
-        context: &Context,
-        cancel: &CancelToken,
-        out: &mut Vec<u8>,
-    ) -> Result<Done, RequestError> {
-        let started = Instant::now();
-        let mut lift = Duration::ZERO;
-        // Before anything else: what a cancelled request would have met is not for its sender to hear any more.
-        if cancel.is_cancelled() {
-            return Err(RequestError::Cancelled);
-        }
-        let mut pos = call.pos;
-        let answer = match call.operation {
-            Operation::Reset => {
-                let by = context.address.map(|address| (address, context.sequence));
-                let name = call.session.as_deref().unwrap_or_default();
-                if !self.sessions.reset(name, by) {
-                    self.counters.dropped.stale.add_one();
-                    return Ok(Done::Stale);
-                }
-                Answer::Nothing
-            }
-            Operation::Embed => {
-                call.check_time(cancel)?;
-                call.answer(self.embed(&call.body)?)?
-            }
-            Operation::Head(head) => {
-                let residuals = call.residuals(&mut lift)?;
-                call.check_time(cancel)?;
-                Answer::Head(self.apply_head(&residuals, head, cancel)?)
-            }
-            Operation::Forward { .. } => {
-                let Some((answer, begin)) = self.forward(call, context, cancel, &mut lift)? else {
-                    self.counters.dropped.stale.add_one();
-                    return Ok(Done::Stale);
-                };
-                pos = Some(begin);
-                answer
-            }
-        };
-        let queue = started.saturating_duration_since(context.arrived);
-        let compute = started.elapsed().saturating_sub(lift);
-        self.write_reply(call, context, pos, [queue, lift, compute], &answer, out)?;
-        self.note_work(call, [queue, lift, compute], &answer);
-        Ok(Done::Replied)
-    }
-
     /// Counts work that was done.
-    fn note_work(&self, call: &Call<'_>, [queue, lift, compute]: [Duration; 3], answer: &Answer) {
+    pub(super) fn note_work(&self, call: &Call<'_>, [queue, lift, compute]: [Duration; 3], answer: &Answer) {
         let Counters { stages, traffic, .. } = &*self.counters;
         if call.operation == Operation::Reset {
             return;
@@ -402,106 +349,24 @@ impl Core {
         }
     }
 
-    fn embed(&self, body: &[u8]) -> Result<Vec<f32>, RequestError> {
+    pub(super) fn embed(&self, body: &[u8]) -> Result<Vec<f32>, RequestError> {
         let ids = residual::decode_u32s(body).map_err(|error| RequestError::BodyLength { len: error.len })?;
         self.model.embed(&ids).map_err(|error| self.model_error(error))
-    }
-
-    fn apply_head(&self, residuals: &[f32], head: Head, cancel: &CancelToken) -> Result<HeadOutput, RequestError> {
-        self.model.head(residuals, head, cancel).map_err(|error| self.model_error(error))
     }
 
     pub(super) fn model_error(&self, error: crate::model::ModelError) -> RequestError {
         RequestError::from_model(error, self.retry_after_ms())
     }
 
-    /// Runs a FORWARD through the layers; returns the answer and the position of the first, or `None` for a stale copy.
-    /// A session holds the new positions only if there is an answer, so that a failed request can be repeated.
-    fn forward(
-        &self,
-        call: &Call<'_>,
-        context: &Context,
-        cancel: &CancelToken,
-        lift: &mut Duration,
-    ) -> Result<Option<(Answer, usize)>, RequestError> {
-        let Some(name) = &call.session else {
-            let lifted = call.finite_residuals(lift)?;
-            call.check_time(cancel)?;
-            let mut cache = self.model.new_cache();
-            let (answer, _) = self.compute(call, lifted, cache.as_mut(), cancel)?;
-            return Ok(Some((answer, 0)));
-        };
-        let refused = |refused, got| self.refused(refused, got);
-        let guard = self
-            .sessions
-            .open(name, call.pos, Instant::now(), || self.model.new_cache())
-            .map_err(|error| refused(error, call.pos.unwrap_or(0)))?;
-        let mut state = guard.lock();
-        if let Some(address) = context.address
-            && state.is_stale(address, context.sequence)
-        {
-            return Ok(None);
-        }
-        let len = state.cache.len();
-        let begin = call.pos.unwrap_or(len);
-        if begin > len {
-            return Err(RequestError::Position { expected: len, got: begin });
-        }
-        self.check_context(begin, call.seq)?;
-        let lifted = call.finite_residuals(lift)?;
-        let growth = (begin + call.seq).saturating_sub(len).saturating_mul(self.model.cache_bytes_per_position());
-        self.sessions.reserve(&guard, growth).map_err(|error| refused(error, begin))?;
-        let result = call.check_time(cancel).and_then(|()| {
-            state.truncate(begin);
-            let answer = self.compute(call, lifted, state.cache.as_mut(), cancel);
-            answer.inspect_err(|_| state.truncate(begin))
-        });
-        if let Ok((_, tail)) = &result {
-            let by = context.address.map(|address| (address, context.sequence));
-            if let Some((address, sequence)) = by {
-                state.changed_by(address, sequence);
-            }
-            let provenance = call.lift.as_ref().map_or(Provenance::Raw, |lift| Provenance::Basis(lift.basis_fp()));
-            state.kept.note(begin, call.seq, tail, provenance, by);
-        }
-        self.sessions.settle(&guard, state.bytes());
-        let (answer, _) = result?;
-        Ok(Some((answer, begin)))
-    }
-
-    /// From residuals (`None`: the token ids of the body) through the layers to the answer, and to the residual of the last
-    /// position.
-    fn compute(
-        &self,
-        call: &Call<'_>,
-        residuals: Option<Vec<f32>>,
-        cache: &mut dyn Cache,
-        cancel: &CancelToken,
-    ) -> Result<(Answer, Vec<f32>), RequestError> {
-        let input = residuals.map_or_else(|| self.embed(&call.body), Ok)?;
-        let output = self.model.forward(cache, input, cancel).map_err(|error| self.model_error(error))?;
-        let output = self.checked(output)?;
-        // A session keeps it, and a head reads it; else nobody does.
-        let tail = match (&call.session, call.operation) {
-            (None, Operation::Forward { head: None, .. }) => Vec::new(),
-            _ => output[output.len().saturating_sub(self.model.info().hidden_dim)..].to_vec(),
-        };
-        let answer = match call.operation {
-            Operation::Forward { head: Some(head), .. } => Answer::Head(self.apply_head(&tail, head, cancel)?),
-            _ => call.answer(output)?,
-        };
-        Ok((answer, tail))
-    }
-
     /// A result with NaN or infinity is an error here and now, not at the next station.
-    fn checked(&self, output: Vec<f32>) -> Result<Vec<f32>, RequestError> {
+    pub(super) fn checked(&self, output: Vec<f32>) -> Result<Vec<f32>, RequestError> {
         match finite::check_values(&output) {
             Ok(()) => Ok(output),
             Err(error) => Err(RequestError::ResultNonFinite { index: error.index }),
         }
     }
 
-    fn refused(&self, refused: Refused, got: usize) -> RequestError {
+    pub(super) fn refused(&self, refused: Refused, got: usize) -> RequestError {
         match refused {
             Refused::Position { expected } => RequestError::Position { expected, got },
             Refused::TooLarge { wanted, budget } => RequestError::SessionTooLarge { wanted, max: budget },
@@ -511,7 +376,7 @@ impl Core {
         }
     }
 
-    fn write_reply(
+    pub(super) fn write_reply(
         &self,
         call: &Call<'_>,
         context: &Context,
@@ -563,7 +428,7 @@ impl Core {
 
 impl Call<'_> {
     /// The residuals of the body; `lift_time` grows by the time that lifting took.
-    fn residuals(&self, lift_time: &mut Duration) -> Result<Cow<'_, [f32]>, RequestError> {
+    pub(super) fn residuals(&self, lift_time: &mut Duration) -> Result<Cow<'_, [f32]>, RequestError> {
         let Some(projection) = &self.lift else { return floats(&self.body) };
         let started = Instant::now();
         let residuals = projection.lift(&self.body, self.seq)?;
@@ -572,7 +437,7 @@ impl Call<'_> {
     }
 
     /// As [`Self::residuals`], checked to be finite before and after lifting; `None` if the body holds token ids.
-    fn finite_residuals(&self, lift_time: &mut Duration) -> Result<Option<Vec<f32>>, RequestError> {
+    pub(super) fn finite_residuals(&self, lift_time: &mut Duration) -> Result<Option<Vec<f32>>, RequestError> {
         if let Operation::Forward { ids: true, .. } = self.operation {
             return Ok(None);
         }
@@ -581,14 +446,14 @@ impl Call<'_> {
     }
 
     /// Residuals in the form that the client accepts.
-    fn answer(&self, residuals: Vec<f32>) -> Result<Answer, RequestError> {
+    pub(super) fn answer(&self, residuals: Vec<f32>) -> Result<Answer, RequestError> {
         match &self.compress {
             Some(projection) => projection.compress(&residuals).map(Answer::Components),
             None => Ok(Answer::Residuals(residuals)),
         }
     }
 
-    fn check_time(&self, cancel: &CancelToken) -> Result<(), RequestError> {
+    pub(super) fn check_time(&self, cancel: &CancelToken) -> Result<(), RequestError> {
         if cancel.is_cancelled() {
             return Err(RequestError::Cancelled);
         }

@@ -29,6 +29,8 @@ pub struct Limits {
     pub max_positions: usize,
     /// Work waiting for the model or running on it, of all peers.
     pub queue: QueueLimits,
+    /// Requests of different sessions that run through the model together; 1 runs each alone.
+    pub max_batch: usize,
     /// Bytes of half frames, waiting requests and unread replies of all connections. One connection may hold as much as is
     /// left, and 16 KiB in any case.
     pub max_buffered_bytes: usize,
@@ -49,6 +51,7 @@ impl Default for Limits {
             max_datagram_len: MAX_DATAGRAM_LEN,
             max_positions: 4096,
             queue: QueueLimits { items: 1024, bytes: 256 << 20 },
+            max_batch: 16,
             max_buffered_bytes: 512 << 20,
             sessions: SessionLimits { count: 4096, bytes: 2 << 30, max_idle: Duration::from_secs(3600) },
             max_replay_bytes: 256 << 20,

@@ -18,7 +18,7 @@ use prometheus_client::{
 
 use super::{Core, Station};
 use crate::telemetry::{
-    Histogram,
+    Snapshot,
     faults::Fault,
     traffic::{BodyKind, Carrier, Direction, RouteLabel, StatusLabel},
 };
@@ -106,16 +106,15 @@ impl Writer<'_, '_> {
         self.0.encode_descriptor(name, help, unit.as_ref(), MetricType::Gauge)?.encode_gauge(&value)
     }
 
-    /// Histograms of durations in seconds, which the name says itself: not every reader of OpenMetrics takes a unit here.
+    /// Histograms, of seconds if the name says so itself: not every reader of OpenMetrics takes a unit here.
     fn histograms<'a, const N: usize>(
         &mut self,
         name: &str,
         help: &str,
-        rows: impl Iterator<Item = (Labels<'a, N>, &'a Histogram)>,
+        rows: impl Iterator<Item = (Labels<'a, N>, Snapshot)>,
     ) -> fmt::Result {
         let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
-        for (labels, histogram) in rows {
-            let held = histogram.snapshot();
+        for (labels, held) in rows {
             let mut metric = metric.encode_family(&labels)?;
             metric.encode_histogram::<NoLabelSet>(held.sum, held.count, &held.buckets, None)?;
         }
@@ -176,7 +175,7 @@ impl Collected {
             "Time from the arrival of a request until its reply is ready.",
             durations
                 .filter(|(route, held)| route.name() == "FORWARD" || !held.is_empty())
-                .map(|(route, held)| ([("route", route.name())], held)),
+                .map(|(route, held)| ([("route", route.name())], held.snapshot())),
         )?;
         let pairs = || Direction::ALL.iter().flat_map(|direction| Carrier::ALL.iter().map(move |c| (*direction, *c)));
         out.counters(
@@ -243,8 +242,10 @@ impl Collected {
         out.histograms(
             "stage_duration_seconds",
             "Time of requests by stage: waiting, components to residuals, the model, writing to the socket.",
-            rows.iter().map(|(stage, histogram)| ([("stage", *stage)], *histogram)),
+            rows.iter().map(|(stage, histogram)| ([("stage", *stage)], histogram.snapshot())),
         )?;
+        let sizes = [([], counters.batches.snapshot())];
+        out.histograms("batch_size", "Requests that went through the model together.", sizes.into_iter())?;
         out.gauge("in_flight", "Requests that wait for the model or run on it.", None, counters.in_flight.count())?;
         let oldest = counters.in_flight.oldest(Instant::now()).unwrap_or_default();
         out.gauge(

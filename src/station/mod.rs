@@ -6,6 +6,7 @@
 
 mod address;
 pub mod auth;
+mod batch;
 mod duplicates;
 pub mod error;
 mod finite;
@@ -39,6 +40,7 @@ use self::{
     duplicates::{Duplicates, Key, Known},
     error::RequestError,
     limits::Limits,
+    queue::Workers,
     replay::Prefix,
     request::{Carrier, Origin, Outcome, Peer, ReplyTo, Request},
     shard::ShardStore,
@@ -48,7 +50,7 @@ use crate::{
     model::{
         LayerRange,
         session::SessionTable,
-        worker::{Asker, WorkerPool},
+        worker::{Asker, BatchLimits},
     },
     replay::cache::{ReplayCache, Shape},
     telemetry::{
@@ -88,7 +90,7 @@ const AMPLIFICATION: usize = 3;
 pub struct Station {
     core: Arc<Core>,
     /// `None` for backends that work inline.
-    workers: Option<WorkerPool>,
+    workers: Option<Workers>,
 }
 
 /// What request handling needs, on IO threads and workers alike.
@@ -133,7 +135,12 @@ impl Station {
     ) -> std::io::Result<Self> {
         let workers = match model.is_inline() {
             true => None,
-            false => Some(WorkerPool::start(workers.max(1), limits.queue)?),
+            false => {
+                let batch = model
+                    .batch_positions()
+                    .map_or(BatchLimits::ALONE, |rows| BatchLimits { items: limits.max_batch.max(1), rows });
+                Some(Workers::start(workers.max(1), limits.queue, batch)?)
+            }
         };
         let started = Instant::now();
         let core = Core {
@@ -218,7 +225,7 @@ impl Station {
         self.core.sessions.usage().0
     }
 
-    /// The pulses of the model threads (see [`WorkerPool::pulses`]) after which idle ones are asked for their next beat.
+    /// The pulses of the model threads (see [`crate::model::worker::WorkerPool::pulses`]) after which idle ones are asked for their next beat.
     /// None for a backend that works inline.
     #[must_use]
     pub fn take_pulses(&self) -> Vec<u64> {

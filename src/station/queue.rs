@@ -8,11 +8,18 @@ use std::{
 
 use super::{
     Context, Core, Station,
+    batch::Queued,
     duplicates::Key,
     error::RequestError,
     request::{Outcome, ReplyTo},
 };
-use crate::model::{CancelToken, worker::QueueFull};
+use crate::model::{
+    CancelToken,
+    worker::{QueueFull, WorkerPool},
+};
+
+/// The threads that models run on.
+pub(super) type Workers = WorkerPool<Queued>;
 
 /// How work ended that did not fail.
 #[derive(Debug, PartialEq, Eq)]
@@ -36,6 +43,11 @@ pub(super) struct Place {
     pub(super) key: Option<Key>,
 }
 
+/// Work whose panic is its own fault and nobody else's.
+pub(super) fn caught<T>(work: impl FnOnce() -> Result<T, RequestError>) -> Result<T, RequestError> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or(Err(RequestError::Panicked))
+}
+
 impl Station {
     /// Does a piece of work at once if the backend is inline, else hands it to the workers.
     pub(super) fn perform(
@@ -57,10 +69,10 @@ impl Station {
         let (ticket, span) = (core.counters.in_flight.begin(context.arrived), tracing::Span::current());
         let queued = move |turn: Result<(), QueueFull>| {
             let _entered = span.enter();
-            let answer = core.answer(&context, key, |core, out| match turn {
-                Ok(()) => work(core, &token, out),
-                Err(full) => Err(core.overloaded(full)),
-            });
+            let mut out = Vec::new();
+            let result = turn.map_err(|full| core.overloaded(full));
+            let result = result.and_then(|()| caught(|| work(&core, &token, &mut out)));
+            let answer = core.answer(&context, key, result, out);
             drop(ticket);
             reply_to.finish(answer);
         };
@@ -70,20 +82,19 @@ impl Station {
 }
 
 impl Core {
-    fn overloaded(&self, full: QueueFull) -> RequestError {
+    pub(super) fn overloaded(&self, full: QueueFull) -> RequestError {
         let QueueFull { items, bytes } = full;
         RequestError::Overloaded { items, bytes, retry_after_ms: self.retry_after_ms() }
     }
 
-    /// Does work on a worker thread; returns the reply frame, if there is one to send.
-    fn answer(
+    /// After work on a worker thread that wrote its reply to `out`; returns the frame to send, if there is one.
+    pub(super) fn answer(
         &self,
         context: &Context,
         key: Option<Key>,
-        work: impl FnOnce(&Self, &mut Vec<u8>) -> Result<Done, RequestError>,
+        result: Result<Done, RequestError>,
+        mut out: Vec<u8>,
     ) -> Option<Vec<u8>> {
-        let mut out = Vec::new();
-        let result = catch_unwind(AssertUnwindSafe(|| work(self, &mut out))).unwrap_or(Err(RequestError::Panicked));
         let success = matches!(result, Ok(Done::Replied));
         if let Err(error) = result {
             out.clear();

@@ -1,4 +1,4 @@
-//! A histogram of durations: one atomic for each bucket.
+//! Histograms of durations and of small numbers: one atomic for each bucket.
 
 use std::time::Duration;
 
@@ -29,6 +29,9 @@ const BOUNDS: [u64; 20] = [
     30_000_000_000,
 ];
 
+/// Upper bounds of the buckets of numbers.
+const SIZES: [usize; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
+
 /// How often durations fell between which bounds.
 #[derive(Debug, Default)]
 pub struct Histogram {
@@ -39,11 +42,11 @@ pub struct Histogram {
 /// What a histogram holds at one moment.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Snapshot {
-    /// Upper bound in seconds (`f64::INFINITY` for the last) and the observations in this bucket alone.
+    /// Upper bound in seconds, or of numbers (`f64::INFINITY` for the last) and the observations in this bucket alone.
     pub buckets: Vec<(f64, u64)>,
     /// All observations.
     pub count: u64,
-    /// All durations together, in seconds.
+    /// All durations together, in seconds, or all numbers.
     pub sum: f64,
 }
 
@@ -77,6 +80,33 @@ impl Histogram {
     }
 }
 
+/// How often numbers fell between which bounds.
+#[derive(Debug, Default)]
+pub struct Sizes {
+    buckets: [Counter; SIZES.len() + 1],
+    sum: Counter,
+}
+
+impl Sizes {
+    /// Adds a number.
+    pub fn observe(&self, size: usize) {
+        if let Some(bucket) = self.buckets.get(SIZES.partition_point(|bound| *bound < size)) {
+            bucket.add_one();
+        }
+        self.sum.add(size as u64);
+    }
+
+    /// What it holds now.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        let bounds = SIZES.iter().map(|bound| *bound as f64).chain([f64::INFINITY]);
+        let buckets: Vec<(f64, u64)> =
+            bounds.zip(&self.buckets).map(|(bound, bucket)| (bound, bucket.value())).collect();
+        let count = buckets.iter().map(|(_, count)| count).sum();
+        Snapshot { buckets, count, sum: self.sum.value() as f64 }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -93,5 +123,16 @@ mod tests {
         assert_eq!(filled, [(1e-5, 2), (2.5e-5, 1), (30.0, 1), (f64::INFINITY, 1)]);
         assert_eq!((count, sum), (5, 60.000_020_002));
         assert!(BOUNDS.is_sorted());
+    }
+    #[test]
+    fn numbers_have_their_own_bounds() {
+        let sizes = Sizes::default();
+        for size in [1, 2, 3, 4, 16, 200] {
+            sizes.observe(size);
+        }
+        let Snapshot { buckets, count, sum } = sizes.snapshot();
+        let filled: Vec<(f64, u64)> = buckets.iter().copied().filter(|(_, count)| *count > 0).collect();
+        assert_eq!(filled, [(1.0, 1), (2.0, 1), (4.0, 2), (16.0, 1), (f64::INFINITY, 1)]);
+        assert_eq!((count, sum), (6, 226.0));
     }
 }

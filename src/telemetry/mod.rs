@@ -17,7 +17,7 @@ use std::sync::{
 
 pub use self::{
     counter::Counter,
-    histogram::Histogram,
+    histogram::{Histogram, Sizes, Snapshot},
     in_flight::{InFlight, Ticket},
 };
 use self::{faults::FaultCounters, traffic::Traffic};
@@ -123,6 +123,8 @@ pub struct Counters {
     pub traffic: Traffic,
     /// Where the time of requests goes.
     pub stages: Stages,
+    /// How many requests went through the model together.
+    pub batches: Sizes,
     /// Requests that wait for the model or run on it.
     pub in_flight: InFlight,
     /// Requests that failed, by kind of fault.

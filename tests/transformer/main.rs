@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test stops at its first failure")]
 
 mod bad_files;
+mod batch;
 mod compute;
 mod gguf;
 mod naive;

@@ -3,6 +3,9 @@
 mod io;
 mod mesh;
 mod report;
+mod hop;
+mod local;
+mod sessions;
 mod wire;
 
 use clap::{Args, Subcommand};
@@ -24,6 +27,10 @@ enum What {
     Io(io::Io),
     /// Measure by size, connections, sessions and stations, and draw it on one page
     Report(report::Report),
+    /// Measure tokens a second of one station with one session and with several, beside a station without batches
+    Sessions(sessions::Sessions),
+    /// Measure what a station adds to a round trip over a Unix socket and UDP, beside an echo over the same carrier
+    Hop(hop::Hop),
 }
 
 impl Bench {
@@ -32,6 +39,8 @@ impl Bench {
             What::Wire(wire) => wire.run(context).await,
             What::Io(io) => io.run(context),
             What::Report(report) => report.run(context).await,
+            What::Sessions(sessions) => sessions.run(context).await,
+            What::Hop(hop) => hop.run(context).await,
         }
     }
 }
