@@ -15,6 +15,7 @@ use std::{
 
 use super::{
     Context, Core, Station,
+    coding::Coding,
     duplicates::Key,
     error::RequestError,
     layers::{Answer, Call, Operation},
@@ -22,6 +23,7 @@ use super::{
     request::{Outcome, ReplyTo},
 };
 use crate::{
+    basis::quantiser::Norms,
     model::{
         Cache, CancelToken, Head, HeadOutput, ModelError,
         batch::{ForwardPart, HeadPart},
@@ -360,7 +362,10 @@ impl Core {
             }
             Operation::Embed => {
                 call.check_time(cancel)?;
-                return Ok(Step::Done(Some((call.pos, call.answer(self.embed(&call.body)?)?))));
+                return Ok(Step::Done(Some((
+                    call.pos,
+                    call.answer(self.embed(&call.body)?, None, &mut Norms::default())?,
+                ))));
             }
             Operation::Head(head) => {
                 let residuals = call.residuals(&mut task.lift)?;
@@ -414,21 +419,30 @@ impl Core {
         through: Result<Through, RequestError>,
     ) -> Result<(Option<usize>, Answer), RequestError> {
         let Task { call, context, .. } = *task;
-        let begin = forward.begin;
+        let Forward { mut memory, begin, .. } = forward;
+        let mut norms = match &mut memory {
+            Memory::Session(_, state) => std::mem::take(&mut state.kept.norms),
+            Memory::Own(_) => Norms::default(),
+        };
         let mut tail = Vec::new();
         let answer = through.and_then(|(output, head)| {
             tail.extend_from_slice(self.tail(&output));
-            head.map_or_else(|| caught(|| call.answer(output)), |head| Ok(Answer::Head(head)))
+            match head {
+                Some(head) => Ok(Answer::Head(head)),
+                None => caught(|| call.answer(output, Some(begin), &mut norms)),
+            }
         });
-        if let Memory::Session(guard, mut state) = forward.memory {
+        if let Memory::Session(guard, mut state) = memory {
             if answer.is_ok() {
                 let by = context.address.map(|address| (address, context.sequence));
                 if let Some((address, sequence)) = by {
                     state.changed_by(address, sequence);
                 }
-                let provenance = call.lift.as_ref().map_or(Provenance::Raw, |lift| Provenance::Basis(lift.basis_fp()));
+                let provenance = call.lift.as_ref().map_or(Provenance::Raw, Coding::provenance);
                 state.kept.note(begin, call.seq, &tail, provenance, by);
+                state.kept.norms = norms;
             } else {
+                state.kept.norms = norms;
                 state.truncate(begin);
             }
             self.sessions.settle(guard, state.bytes());

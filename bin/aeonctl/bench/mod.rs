@@ -1,10 +1,10 @@
 //! `aeonctl bench`: measurements that need no set-up.
 
+mod hop;
 mod io;
+mod local;
 mod mesh;
 mod report;
-mod hop;
-mod local;
 mod sessions;
 mod wire;
 

@@ -105,6 +105,14 @@ impl Format {
         Self::ALL.into_iter().find(|format| format.name() == name)
     }
 
+    /// The format that a body says it has; `None` if that is none, or if it is too short to say.
+    #[must_use]
+    pub fn peek(body: &[u8]) -> Option<Self> {
+        let codes = body.get(24..26).filter(|_| body.starts_with(&TAG))?;
+        let (format, bits) = (codes.first()?, codes.last()?);
+        Self::from_codes(*format, *bits)
+    }
+
     /// Whether it takes the mean off and rotates: only such bodies name a basis and a seed.
     #[must_use]
     pub const fn is_rotated(self) -> bool {
