@@ -29,6 +29,7 @@ pub mod methodology;
 pub mod payload;
 pub mod pcab;
 pub mod pcar;
+pub mod qres;
 pub mod residual;
 pub mod route;
 pub mod status;
