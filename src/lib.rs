@@ -13,6 +13,7 @@ pub mod config;
 pub mod control;
 pub mod daemon;
 pub mod demo;
+pub mod evaluate;
 pub mod gguf;
 #[cfg(test)]
 mod hostile;

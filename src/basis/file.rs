@@ -346,7 +346,7 @@ fn text<'a>(pcab: &Pcab<'a>) -> &'a str {
 }
 
 /// Opens a regular file for reading and returns its length. A FIFO does not block it, and nothing else is opened.
-pub(super) fn open_regular(path: &Path) -> Result<(File, u64), OpenError> {
+pub(crate) fn open_regular(path: &Path) -> Result<(File, u64), OpenError> {
     let not_a_file = |got| OpenError::NotAFile { path: path.to_owned(), got };
     let unreadable = |errno: Errno| OpenError::Unreadable { path: path.to_owned(), source: errno.into() };
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;

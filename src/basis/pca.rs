@@ -165,14 +165,23 @@ pub fn read_pca_bases(path: &Path) -> Result<PcaBases, OpenError> {
 /// # Errors
 /// See [`WriteError`]; nothing that [`BasisFile::open`] would refuse is written.
 pub fn write_pca_bases(path: &Path, bases: &PcaBases) -> Result<Written, WriteError> {
+    let bytes = encode_pca_bases(path, bases)?;
+    write_atomically(path, &bytes)?;
+    let basis_fp = aeon_proto::hash::fnv1a32(&bytes);
+    Ok(Written { basis_fp, blake3: blake3::hash(&bytes), len: bytes.len() })
+}
+
+/// The bytes of a basis file; `path` is for errors only.
+///
+/// # Errors
+/// [`WriteError::Layout`], [`WriteError::Invalid`].
+pub fn encode_pca_bases(path: &Path, bases: &PcaBases) -> Result<Vec<u8>, WriteError> {
     let bytes = encode(bases).map_err(|source| WriteError::Layout { path: path.to_owned(), source })?;
     // What the writer lays out, the reader opens; only the numbers can be wrong.
     if let Ok(pcab) = Pcab::open(&bytes) {
         pcab.verify().map_err(|source| WriteError::Invalid { path: path.to_owned(), source })?;
     }
-    write_atomically(path, &bytes)?;
-    let basis_fp = aeon_proto::hash::fnv1a32(&bytes);
-    Ok(Written { basis_fp, blake3: blake3::hash(&bytes), len: bytes.len() })
+    Ok(bytes)
 }
 
 fn encode(bases: &PcaBases) -> Result<Vec<u8>, pcab::WriteError> {
