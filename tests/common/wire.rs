@@ -175,6 +175,15 @@ impl Wire {
 
     /// The next frame as raw bytes, without its prefix; `None` at the end of a stream.
     pub async fn receive_raw(&mut self) -> Option<Vec<u8>> {
+        let frame = self.receive_unless_cut().await;
+        if let (None, Carrier::Stream { input, .. }) = (&frame, &self.carrier) {
+            assert!(input.is_empty(), "the stream ended inside a frame");
+        }
+        frame
+    }
+
+    /// As [`Wire::receive_raw`], where the station may give the connection up inside a frame.
+    pub async fn receive_unless_cut(&mut self) -> Option<Vec<u8>> {
         within("an answer", async {
             match &mut self.carrier {
                 Carrier::Datagrams(socket) => {
@@ -196,10 +205,7 @@ impl Wire {
                         }
                     }
                     match stream.read_buf(input).await {
-                        Ok(0) | Err(_) => {
-                            assert!(input.is_empty(), "the stream ended inside a frame");
-                            return None;
-                        }
+                        Ok(0) | Err(_) => return None,
                         Ok(_) => {}
                     }
                 },

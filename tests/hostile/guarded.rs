@@ -9,11 +9,13 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
 use aeon_proto::{payload::MetaWriter, route::Route};
 use aeon_station::client::{Client, ClientOptions, StationAddress};
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -37,6 +39,68 @@ const BUDGETS: [(&str, u64); 5] = [
     ("--max-shard-bytes", 4 * MIB),
 ];
 
+/// The core of the node and its bystanders, and that of the attackers; `None` if there is only one core.
+pub(crate) fn cores() -> Option<(usize, usize)> {
+    let allowed = sched_getaffinity(nix::unistd::Pid::from_raw(0)).unwrap();
+    let mut cores = (0..CpuSet::count()).filter(|core| allowed.is_set(*core).unwrap_or(false));
+    Some((cores.next()?, cores.next()?))
+}
+
+/// Lets a thread (0: this one) run on one core only.
+pub(crate) fn pin_thread(thread: i32, core: usize) {
+    let mut set = CpuSet::new();
+    set.set(core).unwrap();
+    // A thread that has ended meanwhile needs no place.
+    let _ = sched_setaffinity(nix::unistd::Pid::from_raw(thread), &set);
+}
+
+/// One request of a bystander.
+#[derive(Clone, Copy)]
+struct Asked {
+    /// As the client saw it.
+    took: Duration,
+    /// From its arrival until the model took it, by the node's own clock.
+    waited: Duration,
+    /// What the model took for it, by the node's own clock.
+    computed: Duration,
+}
+
+struct Bystanders {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Vec<Asked>>,
+}
+
+impl Bystanders {
+    async fn end(self) -> Vec<Asked> {
+        self.stop.store(true, Ordering::Relaxed);
+        let ended = tokio::task::spawn_blocking(|| self.thread.join()).await.unwrap();
+        ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+}
+
+/// Asks one station the same thing again and again, as a well-behaved client.
+async fn ask(address: StationAddress, stop: Arc<AtomicBool>) -> Vec<Asked> {
+    let client = Client::connect(&address, ClientOptions::default()).await.unwrap();
+    let mut asked = Vec::new();
+    let mut expected = None;
+    while !stop.load(Ordering::Relaxed) {
+        let started = Instant::now();
+        let meta = |meta: &mut MetaWriter<'_, '_>| {
+            meta.string("in", "ids").string("out", "token").boolean("timing", true);
+        };
+        let reply = client.request(Route::FORWARD, meta, &ids(&[5, 7, 11])).await;
+        let reply = reply.unwrap_or_else(|error| panic!("bystander {address}: {error:?}"));
+        let took = started.elapsed();
+        let meta: Value = serde_json::from_str(&reply.meta).unwrap();
+        let micros = |key: &str| Duration::from_micros(meta["timing"][key].as_u64().unwrap_or_default());
+        asked.push(Asked { took, waited: micros("queue_us"), computed: micros("compute_us") });
+        assert_eq!(reply.body.len(), 4);
+        assert_eq!(*expected.get_or_insert_with(|| reply.body.clone()), reply.body, "{address}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    asked
+}
+
 /// A running `aeon-node`.
 pub(crate) struct Guarded {
     child: Child,
@@ -46,6 +110,7 @@ pub(crate) struct Guarded {
     pub(crate) http: SocketAddr,
     limit: u64,
     before: u64,
+    core: Option<usize>,
     _dir: TempDir,
 }
 
@@ -116,7 +181,7 @@ impl Guarded {
             word.unwrap().parse().unwrap()
         };
         let (udp, tcp, http) = (address("udp"), address("tcp"), address("http"));
-        let mut node = Self { child, uds, udp, tcp, http, limit: 0, before: 0, _dir: dir };
+        let mut node = Self { child, uds, udp, tcp, http, limit: 0, before: 0, core: None, _dir: dir };
         // The threads that it will always need are started by use.
         node.bystanders(Duration::from_millis(200)).await;
         let budget: u64 = BUDGETS.iter().map(|(_, bytes)| bytes).sum();
@@ -126,6 +191,14 @@ impl Guarded {
         let pid = Pid::from_child(&node.child);
         prlimit(Some(pid), Resource::As, Rlimit { current: Some(all), maximum: Some(all) }).unwrap();
         node
+    }
+
+    /// Gives the node and its bystanders a core of their own; the attackers keep off it by themselves.
+    pub(crate) fn keep_to(&mut self, core: usize) {
+        for thread in std::fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap() {
+            pin_thread(thread.unwrap().file_name().to_str().unwrap().parse().unwrap(), core);
+        }
+        self.core = Some(core);
     }
 
     /// The process itself, for pipes that it was given.
@@ -153,61 +226,55 @@ impl Guarded {
         ]
     }
 
-    /// One client on each carrier asks one thing after another for a while; returns the times.
-    async fn bystanders(&self, time: Duration) -> Vec<Duration> {
-        let stop = Arc::new(AtomicBool::new(false));
-        let asking = self.start_bystanders(&stop).await;
+    /// One client on each carrier asks one thing after another for a while.
+    async fn bystanders(&self, time: Duration) -> Vec<Asked> {
+        let bystanders = self.start_bystanders();
         tokio::time::sleep(time).await;
-        stop.store(true, Ordering::Relaxed);
-        asking.join_all().await.concat()
+        bystanders.end().await
     }
 
-    async fn start_bystanders(&self, stop: &Arc<AtomicBool>) -> JoinSet<Vec<Duration>> {
-        let mut asking = JoinSet::new();
-        for address in self.addresses() {
-            let client = Client::connect(&address, ClientOptions::default()).await.unwrap();
-            let stop = Arc::clone(stop);
-            asking.spawn(async move {
-                let mut times = Vec::new();
-                let mut expected = None;
-                while !stop.load(Ordering::Relaxed) {
-                    let started = Instant::now();
-                    let meta = |meta: &mut MetaWriter<'_, '_>| {
-                        meta.string("in", "ids").string("out", "token");
-                    };
-                    let reply = client.request(Route::FORWARD, meta, &ids(&[5, 7, 11])).await;
-                    let reply = reply.unwrap_or_else(|error| panic!("bystander {address}: {error:?}"));
-                    times.push(started.elapsed());
-                    assert_eq!(reply.body.len(), 4);
-                    assert_eq!(*expected.get_or_insert_with(|| reply.body.clone()), reply.body, "{address}");
-                    tokio::time::sleep(Duration::from_millis(2)).await;
+    /// The bystanders have a thread of their own, on the node's core: what the attackers do to their own threads is not the
+    /// node's doing.
+    fn start_bystanders(&self) -> Bystanders {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (addresses, stopped, core) = (self.addresses(), Arc::clone(&stop), self.core);
+        let thread = std::thread::spawn(move || {
+            if let Some(core) = core {
+                pin_thread(0, core);
+            }
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let mut asking = JoinSet::new();
+                for address in addresses {
+                    asking.spawn(ask(address, Arc::clone(&stopped)));
                 }
-                times
-            });
-        }
-        asking
+                asking.join_all().await.concat()
+            })
+        });
+        Bystanders { stop, thread }
     }
 
     /// Runs an attack with bystanders beside it, prints a line, and waits until the node holds nothing of it any more.
     /// `sessions` is how many it may still hold then.
     pub(crate) async fn under(&self, what: &str, sessions: u64, attack: impl Future<Output = String>) {
-        let mut quiet = self.bystanders(QUIET).await;
-        let stop = Arc::new(AtomicBool::new(false));
-        let asking = self.start_bystanders(&stop).await;
+        let quiet = self.bystanders(QUIET).await;
+        let bystanders = self.start_bystanders();
         let started = Instant::now();
         let note = attack.await;
         let took = started.elapsed();
-        stop.store(true, Ordering::Relaxed);
-        let mut loud = asking.join_all().await.concat();
-        let ms = |times: &mut Vec<Duration>, percent: usize| {
+        let loud = bystanders.end().await;
+        let ms = |asked: &[Asked], of: fn(&Asked) -> Duration, percent: usize| {
+            let mut times: Vec<Duration> = asked.iter().map(of).collect();
             times.sort();
             times[(times.len() - 1) * percent / 100].as_secs_f64() * 1e3
         };
-        let (q50, q99) = (ms(&mut quiet, 50), ms(&mut quiet, 99));
-        let (l50, l99) = (ms(&mut loud, 50), ms(&mut loud, 99));
+        let took_of = |asked: &Asked| asked.took;
+        let (q50, q99) = (ms(&quiet, took_of, 50), ms(&quiet, took_of, 99));
+        let (l50, l99) = (ms(&loud, took_of, 50), ms(&loud, took_of, 99));
+        let (waited, computed) = (ms(&loud, |asked| asked.waited, 99), ms(&loud, |asked| asked.computed, 99));
         let (peak, before) = (memory(self.pid(), "VmHWM"), self.before);
         eprintln!(
-            "| {what:<22} | {:>5} | {q50:>6.1} {q99:>7.1} | {l50:>7.1} {l99:>8.1} | {:>6.1}x | +{:>4} of {:>4} MiB | {:>4.1} s | {note}",
+            "| {what:<22} | {:>5} | {q50:>6.1} {q99:>7.1} | {l50:>7.1} {l99:>8.1} | {:>6.1}x | {waited:>7.1} {computed:>7.1} | +{:>4} of {:>4} MiB | {:>4.1} s | {note}",
             loud.len(),
             l99 / q99,
             peak.saturating_sub(before) / MIB,
@@ -249,6 +316,6 @@ impl Guarded {
 /// The head of the table that [`Guarded::under`] prints.
 pub(crate) fn print_head() {
     eprintln!(
-        "| attack                 | asked | quiet p50 p99  | attacked p50 p99 | ratio   | most memory       | time   | (times in ms; goal for the ratio of p99: 3)"
+        "| attack                 | asked | quiet p50 p99  | attacked p50 p99 | ratio   | in queue, at work | most memory       | time   | (times in ms; goal for the ratio of p99: 3; the node's own times are p99 under attack)"
     );
 }
