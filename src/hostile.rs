@@ -51,7 +51,7 @@ fn text(examples: &'static [&'static str]) -> impl Strategy<Value = Option<Strin
 prop_compose! {
     fn limits()(
         bytes in vec(number(), 9),
-        counts in vec(number(), 4),
+        counts in vec(number(), 5),
         seconds in vec(number(), 4),
     ) -> LimitSettings {
         let second = |n: usize| seconds[n].map(|value: usize| value as u64);
@@ -69,6 +69,7 @@ prop_compose! {
             max_in_flight: counts[1],
             max_sessions: counts[2],
             max_shard_entries: counts[3],
+            max_batch: counts[4],
             session_idle: second(0),
             frame_timeout: second(1),
             idle_timeout: second(2),

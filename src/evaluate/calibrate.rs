@@ -99,7 +99,7 @@ mod tests {
     use crate::{
         demo,
         evaluate::{mesh::Split, text::windows},
-        model::load::ModelSpec,
+        model::spec::ModelSpec,
     };
 
     #[test]

@@ -5,10 +5,7 @@ use std::ops::Range;
 use super::error::EvaluateError;
 use crate::{
     demo,
-    model::{
-        Cache, CancelToken, Head, HeadOutput, LayerRange,
-        load::{ModelSpec, load_transformer},
-    },
+    model::{Cache, CancelToken, Head, HeadOutput, LayerRange, load::load_transformer, spec::ModelSpec},
 };
 
 /// What a model in parts is.

@@ -126,7 +126,7 @@ pub fn write(path: &Path, windows: &[Vec<u32>]) -> Result<(), WriteFileError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{evaluate::mesh::Split, model::load::ModelSpec};
+    use crate::{evaluate::mesh::Split, model::spec::ModelSpec};
 
     fn demo() -> Split {
         Split::load(&ModelSpec::Demo, &[3]).unwrap()

@@ -114,9 +114,7 @@ async fn soak() {
     let after = counts();
     let (rounds, reloads) = (after.0 - before.0, after.1 - before.1);
     let kib = |bytes: f64| bytes / 1024.0;
-    let figures: [(&str, fn(&Sample) -> f64); 2] =
-        [("live bytes", |sample| sample.live), ("pages in use", |sample| sample.resident)];
-    let [live, resident] = figures.map(|(figure, of)| {
+    let growth = |figure: &str, of: fn(&Sample) -> f64| {
         let [first, second, last] = thirds(&samples, of);
         let slope = slope(&samples, of) * seconds as f64;
         eprintln!(
@@ -127,7 +125,9 @@ async fn soak() {
             kib(slope),
         );
         (last - first).max(slope)
-    });
+    };
+    let live = growth("live bytes", |sample| sample.live);
+    let resident = growth("pages in use", |sample| sample.resident);
     let every = samples.len().div_ceil(10);
     let course = samples.iter().step_by(every).map(|at| format!("{:.0}@{:.0}s", kib(at.live), at.seconds));
     eprintln!("live KiB: {}", course.collect::<Vec<_>>().join(" "));

@@ -66,6 +66,8 @@ fn string<'a>(text: &'a str, into: &mut Option<Cow<'a, str>>) -> Option<&'a str>
 
 #[cfg(test)]
 mod tests {
+    use alloc::vec;
+
     use proptest::prelude::*;
 
     use super::*;
