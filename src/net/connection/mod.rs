@@ -365,3 +365,36 @@ impl<S: StreamSocket> Connection<S> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        model::identity::Identity,
+        station::{
+            limits::Limits,
+            request::{Carrier, Origin},
+        },
+    };
+
+    /// Thousands of connections are idle at once, and each is little more than this future: a buffer in it, or a second
+    /// copy of what it is made of, shows here.
+    #[tokio::test]
+    async fn an_idle_connection_is_small() {
+        let station = Station::new("s".into(), Arc::new(Identity::new(4, 10)), Limits::default(), 1).unwrap();
+        let peer = Peer {
+            carrier: Carrier::Unix,
+            connection: 1,
+            address: None,
+            origin: Origin::Unknown,
+            is_proven: true,
+            max_reply_len: 1 << 20,
+            default_session: None,
+            stock_replies: false,
+        };
+        let (socket, _other) = tokio::net::UnixStream::pair().unwrap();
+        let serving = serve(socket, peer, Arc::new(station), Arc::default(), Shutdown::default(), ());
+        let size = size_of_val(&serving);
+        assert!(size <= 1280, "the future of a connection has {size} bytes");
+    }
+}
