@@ -272,8 +272,10 @@ impl<S: StreamSocket> Connection<S> {
                 self.done = None;
             }
             let settled = self.in_flight.is_empty() && self.parked.is_empty() && !writing;
+            // Asked here and not while waiting, where the answer would be "yes" already when the wait for it ends.
+            let is_draining = shutdown.is_draining();
             match self.phase {
-                Phase::Open if settled && self.carry.is_empty() && shutdown.is_draining() => {
+                Phase::Open if settled && self.carry.is_empty() && is_draining => {
                     // What has come by now is answered (with 503); then the connection ends.
                     self.read_turn()?;
                     if self.in_flight.is_empty() && self.output.is_empty() {
@@ -309,7 +311,7 @@ impl<S: StreamSocket> Connection<S> {
                 if timer.as_mut().poll(cx).is_ready() {
                     return Poll::Ready(Event::Timer);
                 }
-                if !shutdown.is_draining() && draining.as_mut().poll(cx).is_ready() {
+                if !is_draining && draining.as_mut().poll(cx).is_ready() {
                     return Poll::Ready(Event::Draining);
                 }
                 Poll::Pending
