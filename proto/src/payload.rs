@@ -203,13 +203,17 @@ pub struct MetaWriter<'m, 'a> {
 }
 
 impl MetaWriter<'_, '_> {
-    fn key(&mut self, key: &str) -> &mut Vec<u8> {
+    fn separate(&mut self) {
         let first = match self.frame.meta {
             Meta::Empty => b'{',
             Meta::Open | Meta::Closed { .. } => b',',
         };
         self.frame.meta = Meta::Open;
         self.frame.out.push(first);
+    }
+
+    fn key(&mut self, key: &str) -> &mut Vec<u8> {
+        self.separate();
         json::write_string(key, self.frame.out);
         self.frame.out.push(b':');
         self.frame.out
@@ -288,6 +292,13 @@ impl MetaWriter<'_, '_> {
         self
     }
 
+    /// Members that are JSON text already: `"a":1,"b":2`, at least one.
+    pub fn members(&mut self, json: &str) -> &mut Self {
+        self.separate();
+        self.frame.out.extend_from_slice(json.as_bytes());
+        self
+    }
+
     /// A value that is JSON text already.
     pub fn raw(&mut self, key: &str, json: &str) -> &mut Self {
         self.key(key).extend_from_slice(json.as_bytes());
@@ -332,7 +343,7 @@ mod tests {
         let mut frame = FrameWriter::new(&mut out, 0x0103, 7, Flags::FAILURE);
         frame.meta().unsigned("status", 412).string("error", "a \"b\"").boolean("t", true).raw("r", "[1]");
         frame.meta().unsigneds("n", [0, u64::MAX]).strings("s", ["x", "y"]).display("d", 5);
-        frame.meta().numbers("o", [("a", 1), ("b\"", 2)]).numbers("e", []);
+        frame.meta().numbers("o", [("a", 1), ("b\"", 2)]).numbers("e", []).members(r#""m":1,"k":[]"#);
         frame.body().push(9);
         let len = frame.finish().unwrap();
         assert_eq!(out[..3], [0xa5; 3]);
@@ -340,7 +351,7 @@ mod tests {
         let frame = Frame::decode_exact(&out[3..]).unwrap();
         assert_eq!((frame.stream_id, frame.sequence, frame.flags), (0x0103, 7, Flags::FAILURE));
         let payload = Payload::decode(frame.payload).unwrap();
-        let expected = r#"{"status":412,"error":"a \"b\"","t":true,"r":[1],"n":[0,18446744073709551615],"s":["x","y"],"d":"5","o":{"a":1,"b\"":2},"e":{}}"#;
+        let expected = r#"{"status":412,"error":"a \"b\"","t":true,"r":[1],"n":[0,18446744073709551615],"s":["x","y"],"d":"5","o":{"a":1,"b\"":2},"e":{},"m":1,"k":[]}"#;
         assert_eq!(payload, Payload { meta: expected, body: &[9] });
         assert!(json::Object::parse(payload.meta).is_ok());
     }

@@ -386,7 +386,6 @@ impl Core {
         answer: &Answer,
         out: &mut Vec<u8>,
     ) -> Result<(), RequestError> {
-        let info = self.model.info();
         let mut encoded = Vec::new();
         let (kind, body) = match answer {
             Answer::Coded(kind, body) => (Some(*kind), body),
@@ -408,9 +407,7 @@ impl Core {
             if let Some(pos) = pos {
                 meta.unsigned("pos", pos as u64);
             }
-            meta.unsigned("seq", call.seq as u64)
-                .unsigneds("layers", [u64::from(info.layers.start), u64::from(info.layers.end)])
-                .unsigned("dim", info.hidden_dim as u64);
+            meta.unsigned("seq", call.seq as u64).members(&self.shape);
         }
         if call.fp48 {
             meta.string("fp48", &format!("{:012x}", fp48(body)));

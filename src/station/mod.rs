@@ -98,6 +98,8 @@ pub struct Station {
 #[derive(Debug)]
 struct Core {
     name: String,
+    /// What every answer says of the layers here, as members of its meta.
+    shape: String,
     model: Arc<dyn LayerRange>,
     bases: Arc<Registry>,
     sessions: SessionTable,
@@ -144,7 +146,10 @@ impl Station {
             }
         };
         let started = Instant::now();
+        let info = model.info();
+        let shape = format!(r#""layers":[{},{}],"dim":{}"#, info.layers.start, info.layers.end, info.hidden_dim);
         let core = Core {
+            shape,
             replay: ReplayCache::new(Shape::of(&*model), limits.max_replay_bytes),
             shards: ShardStore::new(limits.shards),
             name,

@@ -272,8 +272,10 @@ impl<S: StreamSocket> Connection<S> {
                 self.done = None;
             }
             let settled = self.in_flight.is_empty() && self.parked.is_empty() && !writing;
+            // Asked here and not while waiting, where the answer would be "yes" already when the wait for it ends.
+            let is_draining = shutdown.is_draining();
             match self.phase {
-                Phase::Open if settled && self.carry.is_empty() && shutdown.is_draining() => {
+                Phase::Open if settled && self.carry.is_empty() && is_draining => {
                     // What has come by now is answered (with 503); then the connection ends.
                     self.read_turn()?;
                     if self.in_flight.is_empty() && self.output.is_empty() {
@@ -309,7 +311,7 @@ impl<S: StreamSocket> Connection<S> {
                 if timer.as_mut().poll(cx).is_ready() {
                     return Poll::Ready(Event::Timer);
                 }
-                if !shutdown.is_draining() && draining.as_mut().poll(cx).is_ready() {
+                if !is_draining && draining.as_mut().poll(cx).is_ready() {
                     return Poll::Ready(Event::Draining);
                 }
                 Poll::Pending
@@ -363,5 +365,38 @@ impl<S: StreamSocket> Connection<S> {
             })?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        model::identity::Identity,
+        station::{
+            limits::Limits,
+            request::{Carrier, Origin},
+        },
+    };
+
+    /// Thousands of connections are idle at once, and each is little more than this future: a buffer in it, or a second
+    /// copy of what it is made of, shows here.
+    #[tokio::test]
+    async fn an_idle_connection_is_small() {
+        let station = Station::new("s".into(), Arc::new(Identity::new(4, 10)), Limits::default(), 1).unwrap();
+        let peer = Peer {
+            carrier: Carrier::Unix,
+            connection: 1,
+            address: None,
+            origin: Origin::Unknown,
+            is_proven: true,
+            max_reply_len: 1 << 20,
+            default_session: None,
+            stock_replies: false,
+        };
+        let (socket, _other) = tokio::net::UnixStream::pair().unwrap();
+        let serving = serve(socket, peer, Arc::new(station), Arc::default(), Shutdown::default(), ());
+        let size = size_of_val(&serving);
+        assert!(size <= 1280, "the future of a connection has {size} bytes");
     }
 }
