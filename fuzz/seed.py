@@ -57,7 +57,7 @@ for meta in [
     text = meta.encode()
     seed("payload", len(text).to_bytes(2, "big") + text + b"\0\0\x80\x3f")
 
-for name in ["pcar", "pcab"]:
+for name in ["pcar", "pcab", "qres"]:
     for case in load(name)["cases"]:
         for data in hexes(case):
             seed(name, data)

@@ -75,6 +75,7 @@ bounded! {
     frame_stream: 32, frame_stream_in_reads, "A stream of frames, prefixed or bare, cut into reads at random.";
     payload: 192, hostile::payload, "Payload, meta text, typed request meta. `[0,0,...` keeps a value for every two bytes, in both readings.";
     pcar: 16, hostile::pcar, "A PCAR body.";
+    qres: 96, hostile::qres, "A QRES body. Three bits are read into four bytes, through a rotation of as many numbers.";
     pcab: 64, hostile::pcab, "A basis file.";
     bw: 8, hostile::bw, "A `.bw` blob.";
     bwah_reply: 8, hostile::bwah_reply, "A reply of the replay cache.";

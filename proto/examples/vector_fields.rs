@@ -32,6 +32,7 @@ use aeon_proto::{
     payload::Payload,
     pcab::Pcab,
     pcar::PcarBody,
+    qres::QresBody,
     residual,
     route::Route,
 };
@@ -55,7 +56,7 @@ const NO_BYTES: [(&str, &str, &str); 12] = [
 ];
 
 /// Every file of vectors.
-const FILES: [&str; 11] = [
+const FILES: [&str; 12] = [
     "aeon-flow.json",
     "body.json",
     "bw.json",
@@ -66,6 +67,7 @@ const FILES: [&str; 11] = [
     "methodology.json",
     "pcab.json",
     "pcar.json",
+    "qres.json",
     "station.json",
 ];
 
@@ -253,6 +255,46 @@ fn pcar(_: &mut Cases, input: &[u8]) -> Read {
         })
     });
     Ok(json!({"blocks": blocks.collect::<Value>()}))
+}
+
+fn qres(_: &mut Cases, input: &[u8]) -> Read {
+    let body = QresBody::decode(input).map_err(name)?;
+    let header = body.header();
+    let (d, (format, bits)) = (header.hidden_dim as usize, header.format.codes());
+    let bitmap_len = body.seq().div_ceil(8);
+    let (head, mut rest) = input.split_at(32 + bitmap_len);
+    let is_whole = head[26] == 1;
+    let mut take = |len: usize| {
+        let (taken, after) = rest.split_at(len);
+        rest = after;
+        taken
+    };
+    let halves = |bytes: &[u8]| bytes.as_chunks().0.iter().map(|two| u16::from_le_bytes(*two)).collect::<Value>();
+    let positions = (0..body.seq()).map(|position| {
+        let is_escaped = body.is_escaped(position);
+        let mut fields = json!({
+            "is_escaped": is_escaped, "floats": null, "halves": null, "scales": null, "steps": null, "gain": null, "codes": null,
+        });
+        match (is_escaped, format) {
+            (true, _) if is_whole => fields["floats"] = floats(&residual::decode_f32s(take(4 * d)).unwrap()),
+            (true, _) | (_, 0) => fields["halves"] = halves(take(2 * d)),
+            (_, 1) => {
+                fields["scales"] = halves(take(2 * d.div_ceil(64)));
+                fields["steps"] = take(d).iter().map(|step| *step as i8).collect();
+            }
+            _ => {
+                fields["gain"] = halves(take(2))[0].clone();
+                fields["codes"] = part(input, take((d * usize::from(bits)).div_ceil(8)));
+            }
+        }
+        fields
+    });
+    let positions: Value = positions.collect();
+    Ok(json!({
+        "boundary": header.boundary, "hidden_dim": d, "position_count": body.seq(), "basis_fp": header.basis_fp,
+        "methodology": header.methodology, "format": format, "bits": bits, "flags": u16::from(is_whole),
+        "seed": header.seed, "bitmap": head[32..].to_vec(), "positions": positions,
+    }))
 }
 
 fn pcab(_: &mut Cases, input: &[u8]) -> Read {
@@ -499,7 +541,7 @@ fn aeon_flow(cases: &mut Cases) {
 }
 
 fn bodies_and_envelopes(cases: &mut Cases) {
-    for (name, read) in [("pcar", pcar as fn(&mut Cases, &[u8]) -> Read), ("pcab", pcab)] {
+    for (name, read) in [("pcar", pcar as fn(&mut Cases, &[u8]) -> Read), ("pcab", pcab), ("qres", qres)] {
         let of = format!("{name}.json");
         cases.section(&load(&of), &of, "cases", |cases, id, entry| {
             cases.add(id, name, &unhex(string(entry, "hex")), read);

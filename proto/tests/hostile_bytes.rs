@@ -26,4 +26,4 @@ macro_rules! judged {
     };
 }
 
-judged!(frame_stream, payload, pcar, pcab, bw, bwah_reply, bwah_capture, methodology, fragments);
+judged!(frame_stream, payload, pcar, qres, pcab, bw, bwah_reply, bwah_capture, methodology, fragments);

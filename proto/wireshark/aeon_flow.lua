@@ -26,15 +26,20 @@ local statuses = {
   [409] = "conflict", [412] = "basis mismatch", [413] = "too large", [422] = "not finite", [499] = "cancelled",
   [500] = "station's own fault", [501] = "not served here", [503] = "overloaded", [504] = "deadline passed",
 }
--- Body of a request, by route; FORWARD and FORWARD_PCA answer alike, as do the heads.
+-- Body of a request, by route; FORWARD, FORWARD_PCA and FORWARD_Q answer alike, as do the heads.
 local request_bodies = {
-  [0x0002] = "u32", [0x0003] = "f32", [0x0004] = "f32", [0x0103] = "pcar", [0x0104] = "pcar", [0xb002] = "bwah",
+  [0x0002] = "u32", [0x0003] = "f32", [0x0004] = "f32", [0x0103] = "pcar", [0x0104] = "pcar", [0x0203] = "qres",
+  [0x0204] = "qres", [0xb002] = "bwah",
 }
 -- What an answer holds whose meta does not say so (the original station's).
 local answer_bodies = {
-  [0x0002] = "f32", [0x0003] = "f32", [0x0103] = "f32", [0x0004] = "u32", [0x0104] = "u32", [0xb001] = "bwah",
+  [0x0002] = "f32", [0x0003] = "f32", [0x0103] = "f32", [0x0203] = "f32", [0x0004] = "u32", [0x0104] = "u32",
+  [0x0204] = "u32", [0xb001] = "bwah",
 }
+-- Kinds of answers that are QRES bodies.
+local quantised = { f16 = true, i8 = true, q3 = true, q4 = true, q5 = true, q6 = true, q7 = true, q8 = true }
 local mimes = { [0] = "application/octet-stream", [1] = "application/json", [2] = "text/plain", [0xff] = "inline" }
+local qres_formats = { [0] = "f16", [1] = "i8", [2] = "rotated" }
 local bwah_flags = { [0x01] = "HIT", [0x03] = "HIT, TAIL_PRESENT" }
 
 local aeon = Proto("aeonflow", "aeon-flow")
@@ -93,6 +98,20 @@ local f = {
   pcar_basis = ProtoField.uint32("aeonflow.pcar.basis_fp", "Basis", base.HEX),
   pcar_components = ProtoField.bytes("aeonflow.pcar.components", "Component values"),
   pcar_component = ProtoField.float("aeonflow.pcar.component", "Component"),
+  qres = ProtoField.bytes("aeonflow.qres", "QRES header"),
+  qres_tag = ProtoField.string("aeonflow.qres.tag", "Tag"),
+  qres_boundary = ProtoField.uint32("aeonflow.qres.boundary", "Boundary", base.DEC),
+  qres_dim = ProtoField.uint32("aeonflow.qres.hidden_dim", "hidden_dim", base.DEC),
+  qres_seq = ProtoField.uint32("aeonflow.qres.seq", "Positions", base.DEC),
+  qres_basis = ProtoField.uint32("aeonflow.qres.basis_fp", "Basis", base.HEX),
+  qres_methodology = ProtoField.uint32("aeonflow.qres.methodology", "Methodology", base.HEX),
+  qres_format = ProtoField.uint8("aeonflow.qres.format", "Format", base.DEC, qres_formats),
+  qres_bits = ProtoField.uint8("aeonflow.qres.bits", "Bits", base.DEC),
+  qres_flags = ProtoField.uint16("aeonflow.qres.flags", "Flags", base.HEX),
+  qres_seed = ProtoField.uint32("aeonflow.qres.seed", "Seed", base.HEX),
+  qres_bitmap = ProtoField.bytes("aeonflow.qres.bitmap", "Escaped positions, a bit each"),
+  qres_escaped = ProtoField.uint32("aeonflow.qres.escaped", "Escaped", base.DEC),
+  qres_positions = ProtoField.bytes("aeonflow.qres.positions", "Numbers"),
 
   bwah = ProtoField.bytes("aeonflow.bwah", "BWAH"),
   bwah_form = ProtoField.string("aeonflow.bwah.form", "Form"),
@@ -194,6 +213,7 @@ local e = {
   payload = malformed("short_payload", "A request needs a payload of at least 2 bytes"),
   body = malformed("bad_body", "The body does not have the form that its route asks for"),
   pcar = malformed("bad_pcar", "Not a row of PCAR blocks"),
+  qres = malformed("bad_qres", "Not a QRES body"),
   bwah = malformed("bad_bwah", "Not a BWAH envelope"),
   bw = malformed("bad_bw", "Not a .bw blob"),
   fragment = malformed("bad_fragment", "Not a part of a frame"),
@@ -546,7 +566,7 @@ local function packed_body(tree, range, kind, conv, frame, meta, answer)
   -- FORWARD answers with the head's result for its last position only, whatever its `seq`.
   local head = answer and kind ~= "f32"
   local seq = answer and is_count(meta.seq) and meta.seq or nil
-  if head and (frame.stream == 0x0003 or frame.stream == 0x0103) then seq = 1 end
+  if head and (frame.stream == 0x0003 or frame.stream == 0x0103 or frame.stream == 0x0203) then seq = 1 end
   if kind == "f32" then
     dim = answer and is_count(meta.dim) and meta.dim or conv.dim
   elseif kind == "u32" then dim = 1
@@ -630,6 +650,73 @@ local function pcar_body(tree, range)
   if fault then return "pcar " .. fault end
   tree:add(f.positions, range, n):set_generated()
   return string.format("pcar %d×%d of %d", n, le(first, 9, 4), le(first, 13, 4))
+end
+
+-- Bytes of a position of width d that is not escaped; nil for a format that is not defined.
+local function qres_position(format, bits, d)
+  if format == 0 and bits == 16 then return 2 * d end
+  if format == 1 and bits == 8 then return 2 * math.ceil(d / 64) + d end
+  if format == 2 and bits >= 3 and bits <= 8 then return 2 + math.ceil(d * bits / 8) end
+end
+
+local function bit_of(byte, n) return math.floor(byte / 2 ^ n) % 2 end
+
+local function qres_body(tree, range)
+  local raw, len = range:raw(), range:len()
+  local function wrong(name, text, ...)
+    tree:add_proto_expert_info(e.qres, name .. ": " .. string.format(text, ...))
+    return "qres " .. name
+  end
+  if len >= 4 and raw:sub(1, 4) ~= "QRES" then return wrong("BadTag", "the body does not begin with QRES") end
+  if len < 32 then return wrong("Truncated", "%d of at least 32 bytes", len) end
+  local head = tree:add(f.qres, range:range(0, 32))
+  head:add(f.qres_tag, range:range(0, 4))
+  for i, field in ipairs({ f.qres_boundary, f.qres_dim, f.qres_seq, f.qres_basis, f.qres_methodology }) do
+    head:add_le(field, range:range(4 * i, 4))
+  end
+  head:add_le(f.qres_format, range:range(24, 1))
+  head:add_le(f.qres_bits, range:range(25, 1))
+  head:add_le(f.qres_flags, range:range(26, 2))
+  head:add_le(f.qres_seed, range:range(28, 4))
+  local d, seq, basis, methodology, seed = le(raw, 9, 4), le(raw, 13, 4), le(raw, 17, 4), le(raw, 21, 4), le(raw, 29, 4)
+  local format, bits, flags = raw:byte(25), raw:byte(26), le(raw, 27, 2)
+  local plain = qres_position(format, bits, d)
+  if not plain then return wrong("UnknownFormat", "format %d with %d bits", format, bits) end
+  if flags > 1 then return wrong("UnknownFlags", "0x%04x", flags) end
+  if d == 0 or d > 16777216 then return wrong("Width", "hidden_dim is %.0f, not 1 to 16777216", d) end
+  if basis ~= 0 and format ~= 2 then return wrong("Unused", "this format has no basis_fp") end
+  if methodology ~= 0 and basis == 0 then return wrong("Unused", "a methodology without a basis") end
+  if seed ~= 0 and format ~= 2 then return wrong("Unused", "this format has no seed") end
+  if seq == 0 then return wrong("NoPositions", "there is no sequence of no positions") end
+  local bitmap_len = math.ceil(seq / 8)
+  if len < 32 + bitmap_len then return wrong("Truncated", "%d of %.0f bytes of header and bitmap", len, 32 + bitmap_len) end
+  local function is_escaped(n) return bit_of(raw:byte(33 + math.floor(n / 8)), n % 8) == 1 end
+  local escaped = 0
+  for n = 0, 8 * bitmap_len - 1 do
+    if is_escaped(n) then
+      if n >= seq then return wrong("Bitmap", "it marks positions beyond the last") end
+      escaped = escaped + 1
+    end
+  end
+  tree:add(f.qres_bitmap, range:range(32, bitmap_len))
+  tree:add(f.qres_escaped, range:range(32, bitmap_len), escaped):set_generated()
+  local whole = (flags == 1 and 4 or 2) * d
+  local needed = 32 + bitmap_len + escaped * whole + (seq - escaped) * plain
+  if needed ~= len then return wrong("Length", "%d bytes, but they take %.0f", len, needed) end
+  tree:add(f.qres_positions, range:range(32 + bitmap_len, len - 32 - bitmap_len))
+  local used = d * bits % 8
+  if format == 2 and used ~= 0 then
+    local at = 32 + bitmap_len
+    for n = 0, seq - 1 do
+      at = at + (is_escaped(n) and whole or plain)
+      if not is_escaped(n) and raw:byte(at) >= 2 ^ used then
+        return wrong("Padding", "position %d has bits after its last code", n)
+      end
+    end
+  end
+  tree:add(f.positions, range, seq):set_generated()
+  local kind = format == 2 and "q" .. bits or qres_formats[format]
+  return string.format("%s %d×%d%s", kind, seq, d, escaped > 0 and string.format(", %d escaped", escaped) or "")
 end
 
 -- One blob; the fingerprint is not checked (XXH64 needs 64-bit arithmetic). Returns the fault, if any.
@@ -930,12 +1017,15 @@ local function dissect_frame(range, pinfo, root, conv, prefix)
         branch:set_text(string.format("Body: %s%s", plural(body_len, "byte"), body_kind and ", " .. body_kind or ""))
         if not readable then body_text = plural(body_len, "byte")
         elseif body_kind == "pcar" then body_text = pcar_body(branch, body)
+        elseif body_kind == "qres" or quantised[body_kind] then body_text = qres_body(branch, body)
         elseif body_kind == "bwah" then body_text = bwah_body(branch, body, answer)
         elseif body_kind == "f32" or body_kind == "u32" or body_kind == "topk" or body_kind == "logits" then
           body_text = packed_body(branch, body, body_kind, conv, frame, meta, answer)
         else body_text = plural(body_len, "byte") end
       elseif body_len == 0 and kind == "request" and body_kind == "pcar" then
         tree:add_proto_expert_info(e.pcar, "Truncated: a body has at least one block")
+      elseif body_len == 0 and kind == "request" and body_kind == "qres" then
+        tree:add_proto_expert_info(e.qres, "Truncated: a body has at least one position")
       elseif body_len > 0 then
         body_text = plural(body_len, "byte") .. (body_kind and " of " .. body_kind or "")
       end

@@ -222,7 +222,8 @@ def live(binaries, folder):
         mesh = ["--station", f"udp:127.0.0.1:{first}", "--station", f"tcp:127.0.0.1:{second}"]
         prompt, tokens = "First Citizen: speak to the people of Rome", 5
         texts = []
-        for options in ([], ["--wire", "pcar"], ["--wire", "pcar", "--k", "8"], ["--replay"], ["--replay"]):
+        for options in ([], ["--wire", "pcar"], ["--wire", "pcar", "--k", "8"], ["--replay"], ["--replay"],
+                        ["--wire", "q4"]):
             texts.append(run("generate", *mesh, "--max-tokens", str(tokens), *options, prompt))
         same(texts[3], texts[0], "the text of a run that captures")
         same(texts[4], texts[0], "the text of a run that replays")
@@ -271,7 +272,9 @@ def live(binaries, folder):
     path = capture.path
     names = ["frame.number", "udp.dstport", "tcp.dstport", "aeonflow.route", "aeonflow.kind", "aeonflow.session",
              "aeonflow.status", "aeonflow.time", "aeonflow.request_in", "aeonflow.response_in", "aeonflow.pcar.k",
-             "aeonflow.pcar.hidden_dim", "aeonflow.pcar.boundary", "aeonflow.pcar.basis_fp", "aeonflow.bwah.tail_len",
+             "aeonflow.qres.bits", "aeonflow.qres.boundary",
+             "aeonflow.qres.basis_fp", "aeonflow.qres.escaped", "aeonflow.pcar.hidden_dim",
+             "aeonflow.pcar.boundary", "aeonflow.pcar.basis_fp", "aeonflow.bwah.tail_len",
              "aeonflow.bw.orig_len", "aeonflow.body.kind", "aeonflow.body.dim", "aeonflow.stock", "aeonflow.copy_of",
              "aeonflow.answer_copy_of", "_ws.col.Info", "aeonflow.error", "aeonflow.body.positions", "aeonflow.opens"]
     rows = fields(path, names, "-2")
@@ -311,7 +314,7 @@ def live(binaries, folder):
                 kind = "answer" if row["aeonflow.kind"][0] == "response" else row["aeonflow.kind"][0]
                 runs.setdefault(session, Counter())[row["aeonflow.route"][0], kind] += 1
     runs = list(runs.values())
-    same(len(runs), 5, "runs")
+    same(len(runs), 6, "runs")
 
     def expect(run, counts, what):
         for route, count in counts.items():
@@ -326,6 +329,8 @@ def live(binaries, folder):
            ) if runs[4]["LM_HEAD", "request"] and runs[4]["LM_HEAD", "answer"] else expect(
         runs[4], {"AMPLITUHEDRON_REPLAY": 2, "FORWARD": 2 * (tokens - 1), "RESET": 2}, "replay")
 
+    expect(runs[5], {"FORWARD": tokens, "FORWARD_Q": tokens, "RESET": 2}, "q4")
+
     # PCA components of the basis that is there.
     basis = (REPO / "bases/demo/demo.pcab").read_bytes()
     fingerprint = 0x811C9DC5
@@ -334,6 +339,12 @@ def live(binaries, folder):
     entries = struct.unpack_from("<I", basis, 12)[0]
     basis_k = {struct.unpack_from("<I", basis, 64 + 32 * n)[0]: struct.unpack_from("<I", basis, 68 + 32 * n)[0]
                for n in range(entries)}[3]
+    # Quantised bodies, each as an answer and as the request behind it; the first position of the session is escaped.
+    quantised = [row for row in rows if row["aeonflow.qres.bits"]]
+    same(len(quantised), 2 * tokens, "quantised bodies")
+    same({(row["aeonflow.qres.bits"][0], row["aeonflow.qres.boundary"][0]) for row in quantised}, {("4", "3")}, "bits")
+    same({int(row["aeonflow.qres.basis_fp"][0], 16) for row in quantised}, {fingerprint}, "its basis")
+    check(sum(int(row["aeonflow.qres.escaped"][0]) for row in quantised) >= 2, "the first position is escaped")
     pcars = [row for row in rows if row["aeonflow.pcar.k"] and "412" not in row["aeonflow.status"]
              and row["aeonflow.session"] != ["strange"]]
     same(Counter(k for row in pcars for k in set(row["aeonflow.pcar.k"])), {str(basis_k): 2 * tokens, "8": 2 * tokens}, "k")
@@ -516,6 +527,25 @@ def golden(folder):
             raw = b"".join(bytes.fromhex(one)[::-1] for one in want["components"])
             same("".join(row["aeonflow.pcar.components"]).replace(":", ""), raw.hex(), f"PCAR {case['name']}: components")
 
+    quantised = json.loads((VECTORS / "qres.json").read_text())["cases"]
+    udp = Capture(folder / "qres.pcap")
+    for case in quantised:
+        udp.udp(40000, 17700, frame("FORWARD_Q", 1, 0, payload({}, bytes.fromhex(case["hex"]))))
+    path = udp.write()
+    keys = {"boundary": 10, "hidden_dim": 10, "seq": 10, "basis_fp": 16, "methodology": 16, "format": 10, "bits": 10, "seed": 16}
+    rows = fields(path, [f"aeonflow.qres.{key}" for key in [*keys, "escaped"]] + ["aeonflow.body.positions"])
+    for case, row, text in zip(quantised, rows, expert_texts(path), strict=True):
+        text = " ".join(text)
+        if "error" in case:
+            check(f"{case['error']}:" in text, f"QRES {case['name']}: {text!r}, expected {case['error']}")
+            continue
+        want = case["expect"]
+        check("QRES" not in text, f"QRES {case['name']}: {text}")
+        for key, base in keys.items():
+            same([int(one, base) for one in row[f"aeonflow.qres.{key}"]], [want[key]], f"QRES {case['name']}: {key}")
+        same(row["aeonflow.qres.escaped"], [str(sum(want["escaped"]))], f"QRES {case['name']}: escaped")
+        same(row["aeonflow.body.positions"], [str(want["seq"])], f"QRES {case['name']}: positions")
+
     bwah = json.loads((VECTORS / "bwah.json").read_text())
     blobs = json.loads((VECTORS / "bw.json").read_text())
     for reply in (True, False):
@@ -569,7 +599,8 @@ def golden(folder):
             content = bytes_of(one["content"])
             want = "Length" if len(content) % 4 else None
         check(f"tail: {want}" in text if want else "tail:" not in text, f".bw {one['id']}: {text!r}, expected {want}")
-    print(f"golden: {len(small)} frames, {len(cases)} PCAR bodies, {len(entries)} blobs, and what holds them")
+    print(f"golden: {len(small)} frames, {len(cases)} PCAR and {len(quantised)} QRES bodies, "
+          f"{len(entries)} blobs, and what holds them")
 
 
 def fill(entry):
@@ -702,6 +733,7 @@ def hostile(folder, seed):
     print(f"hostile: seed {seed}")
     dice = random.Random(seed)
     pcar = b"PCAR" + struct.pack("<5I2f", 0, 2, 128, 0, 7, 1.0, -2.0)
+    qres = b"QRES" + struct.pack("<5IBBHI", 3, 8, 2, 7, 9, 2, 3, 0, 5) + b"\1" + bytes(16) + bytes(5)
     blob = b"BWB1\1\0" + bytes(6) + b"\x30\x10\0" + struct.pack("<IB", 12, 4) + bytes(12)
     bwah = b"BWAH\1\3" + struct.pack("<II", len(blob), len(blob))
     ok = {"status": 200, "body": "bwah", "dim": 2, "seq": 1, "pos": 1 << 52, "layers": [0, 3], "model": {"hidden_dim": 0}}
@@ -709,7 +741,8 @@ def hostile(folder, seed):
         frame("HELLO", 1, 0, payload({"content_type": "x"})), frame("HELLO", 1, 0x30, payload(ok)),
         frame("FORWARD", 2, 0, payload({"session": "s", "pos": 3}, bytes(64))),
         frame("FORWARD", 2, 0x30, payload({**ok, "body": "f32"}, bytes(64))),
-        frame("FORWARD_PCA", 3, 0, payload({}, pcar * 2)), frame("AMPLITUHEDRON_REPLAY", 4, 0x30, payload(ok, bwah + blob * 2)),
+        frame("FORWARD_PCA", 3, 0, payload({}, pcar * 2)), frame("FORWARD_Q", 3, 0, payload({}, qres)),
+        frame("AMPLITUHEDRON_REPLAY", 4, 0x30, payload(ok, bwah + blob * 2)),
         frame("AMPLITUHEDRON_CAPTURE", 5, 0, payload({}, bwah + bytes(16) + blob * 2)),
         frame("FORWARD", 2, 0x38, payload({"status": 409, "error": "é\u0000x", "have": [[], {}, None]})),
         frame(0xFFFE, 0, 1, b"\0\3\1\3"), frame(0xFFFF, 0, 0x80, bytes(28)), frame("FORWARD", 2, 0x08),

@@ -252,6 +252,6 @@ async fn no_label_comes_from_a_peer_and_both_forms_are_well_formed() {
         samples.0.keys().filter_map(value).collect()
     };
     assert!(labels("route").len() <= Route::ALL.len() + 1, "{:?}", labels("route"));
-    assert!(labels("status").len() <= 16 && labels("carrier").len() == 4 && labels("kind").len() == 7);
+    assert!(labels("status").len() <= 16 && labels("carrier").len() == 4 && labels("kind").len() == 15);
     lab.node.stop().await;
 }

@@ -11,6 +11,7 @@ export {
   PayloadError,
   PcabError,
   PcarError,
+  QresError,
 } from './errors.js';
 export * from './constants.js';
 export { FrameReader } from './stream.js';

@@ -12,6 +12,8 @@ export class FrameError extends AeonProtoError {}
 export class PayloadError extends AeonProtoError {}
 /** A PCAR body that is none, or that a basis cannot lift. */
 export class PcarError extends AeonProtoError {}
+/** A QRES body that is none, that does not fit a mean, or that holds NaN or infinity. */
+export class QresError extends AeonProtoError {}
 /** A basis file that is none. */
 export class PcabError extends AeonProtoError {}
 /** Arrays whose lengths do not fit together, or numbers that are not finite. */

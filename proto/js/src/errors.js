@@ -23,6 +23,9 @@ export class PayloadError extends AeonProtoError {
 export class PcarError extends AeonProtoError {
   static className = 'PcarError';
 }
+export class QresError extends AeonProtoError {
+  static className = 'QresError';
+}
 export class PcabError extends AeonProtoError {
   static className = 'PcabError';
 }
@@ -46,6 +49,7 @@ const classes = {
   FrameError,
   PayloadError,
   PcarError,
+  QresError,
   PcabError,
   KernelError,
   MethodologyError,

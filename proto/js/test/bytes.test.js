@@ -11,14 +11,17 @@ import {
   MethodologyError,
   PcabError,
   PcarError,
+  QresError,
   decodeAmplituhedronCapture,
   decodeAmplituhedronReply,
   decodeBw,
   decodePcar,
+  decodeQres,
   encodeAmplituhedronCapture,
   encodeAmplituhedronReply,
   encodeBw,
   encodePcar,
+  encodeQres,
   fnv1a32,
   formatFingerprint,
   lift,
@@ -27,6 +30,7 @@ import {
   parseMethodology,
   prefixHash,
   project,
+  readQres,
   xxh64,
 } from 'aeon-proto';
 import { assertBytes, bits, bytes, floats, load, ofBits, run, thrown, unhex } from './support.js';
@@ -147,6 +151,58 @@ test('pcar', () => {
     assert.deepEqual(bits(components), bits(ofBits(expect.components)));
     assert.deepEqual(encodePcar({ ...header, components }), data);
   });
+});
+
+test('qres', () => {
+  const words = (list) => (list === null ? undefined : ofBits(list.split(' ')));
+  run(load('qres.json'), 'cases', 106, (entry) => {
+    const data = unhex(entry.hex);
+    if (entry.error !== undefined) {
+      for (const read of [decodeQres, readQres]) {
+        const error = thrown(() => read(data));
+        assert.ok(error instanceof QresError);
+        assert.equal(error.code, entry.error);
+      }
+      return;
+    }
+    const { seq, escaped, ...header } = decodeQres(data);
+    const { expect } = entry;
+    assert.deepEqual(header, {
+      kind: ['f16', 'i8', `q${expect.bits}`][expect.format],
+      boundary: expect.boundary,
+      hiddenDim: expect.hidden_dim,
+      basisFp: expect.basis_fp,
+      methodology: expect.methodology,
+      seed: expect.seed,
+    });
+    assert.equal(seq, expect.seq);
+    assert.deepEqual([...escaped], expect.escaped.map(Number));
+    const mean = words(entry.mean);
+    assert.deepEqual(bits(readQres(data, mean)), bits(words(entry.read)));
+    const escape = Uint8Array.from(entry.escape.map(Number));
+    assert.deepEqual(encodeQres({ ...header, mean, residuals: words(entry.residuals), escape }), data);
+  });
+});
+
+test('qres that does not fit', () => {
+  const residuals = new Float32Array(16).fill(1);
+  const init = { kind: 'q4', boundary: 1, hiddenDim: 8, residuals };
+  const code = (change) => thrown(() => encodeQres({ ...init, ...change })).code;
+  assert.equal(code({ kind: 'q2' }), 'UnknownKind');
+  assert.equal(code({ hiddenDim: 7 }), 'Shape');
+  assert.equal(code({ hiddenDim: 2 ** 24 }), 'Shape');
+  assert.equal(code({ basisFp: 5 }), 'Parts');
+  assert.equal(code({ basisFp: 5, mean: new Float32Array(9) }), 'Parts');
+  assert.equal(code({ kind: 'f16', seed: 1 }), 'Header');
+  assert.equal(code({ residuals: new Float32Array(8).fill(NaN) }), 'NonFinite');
+  assert.ok(thrown(() => encodeQres({ ...init, seed: -1 })) instanceof RangeError);
+  assert.ok(thrown(() => encodeQres({ ...init, escape: [1, 0] })) instanceof TypeError);
+  const named = encodeQres({ ...init, basisFp: 5, mean: new Float32Array(8) });
+  assert.equal(thrown(() => readQres(named)).code, 'Parts');
+  const body = encodeQres(init);
+  body.set([0, 0x7e], 33);
+  const error = thrown(() => readQres(body));
+  assert.deepEqual([error.code, error.details.position], ['NonFinite', 0]);
 });
 
 test('pcab', () => {

@@ -11,19 +11,23 @@ import {
   decodeFrame,
   decodePayload,
   decodePcar,
+  decodeQres,
   encodeAmplituhedronCapture,
   encodeAmplituhedronReply,
   encodeFrame,
   encodePcar,
+  encodeQres,
   init,
   lift,
   liftReference,
   parseMethodology,
   prefixHash,
   project,
+  readQres,
   type AmplituhedronCapture,
   type Frame,
   type Pcar,
+  type Qres,
 } from 'aeon-proto';
 import { lift as plainLift } from 'aeon-proto/reference';
 import { Bases, Station, Vent, listenUdp, listenUnix } from 'aeon-proto/station';
@@ -47,6 +51,8 @@ const pcar: Pcar = decodePcar(
   encodePcar({ boundary: 0, k: 4, hiddenDim: 4, methodology: 0, basisFp: 0, components: floats }),
 );
 const basis = Basis.open(body);
+const qres: Qres = decodeQres(encodeQres({ kind: 'q4', boundary: 0, hiddenDim: 4, residuals: floats }));
+const read: Float32Array = readQres(encodeQres({ kind: 'i8', boundary: 0, hiddenDim: 4, residuals: floats, mean: undefined }));
 const lifted: Float32Array = basis.liftPcar(basis.compress(0, floats, 2));
 const entry = basis.entry(0);
 const k: number | undefined = entry?.k;
@@ -99,4 +105,4 @@ encodeFrame({ streamId: 1 });
 // @ts-expect-error payload or meta, not both
 encodeFrame({ streamId: 1, sequence: 1, payload: body, meta: {} });
 
-export { all, bases, close, id, k, mime, pcar, status, tail, text };
+export { all, bases, close, id, k, mime, pcar, qres, read, status, tail, text };

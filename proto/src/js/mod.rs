@@ -18,6 +18,7 @@ pub mod kernel;
 pub mod methodology;
 pub mod pcab;
 pub mod pcar;
+pub mod qres;
 
 use alloc::{format, string::String, vec::Vec};
 use core::error::Error as StdError;

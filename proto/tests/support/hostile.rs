@@ -12,16 +12,18 @@ use aeon_proto::{
     payload::{FrameWriter, Payload},
     pcab::{Pcab, PcabWriter},
     pcar::{self, PcarBody},
+    qres::{self, Format, Parts, QresBody, Rotation},
 };
 
 /// Panics if a reader does not keep its promise on these bytes.
 pub(crate) type Reader = fn(&[u8]);
 
 /// Every reader, with the name of its fuzz target and so of its folder in `fuzz/corpus`.
-pub(crate) const READERS: [(&str, Reader); 9] = [
+pub(crate) const READERS: [(&str, Reader); 10] = [
     ("frame_stream", frames),
     ("payload", payload),
     ("pcar", pcar),
+    ("qres", qres),
     ("pcab", pcab),
     ("bw", bw),
     ("bwah_reply", bwah_reply),
@@ -94,6 +96,35 @@ pub(crate) fn pcar(bytes: &[u8]) {
     let mut again = Vec::new();
     assert_eq!(pcar::encode(&body.header(), &components, &mut again), Ok(bytes.len()));
     assert_eq!(again, bytes, "the body does not encode to what it was read from");
+}
+
+/// A QRES body. What was finite is read as finite, and halves are written back to the same bytes.
+pub(crate) fn qres(bytes: &[u8]) {
+    let body = match QresBody::decode(bytes) {
+        Ok(body) => body,
+        Err(error) => return drop(error.to_string()),
+    };
+    let header = body.header();
+    let d = header.hidden_dim as usize;
+    let escaped = (0..body.seq()).filter(|position| body.is_escaped(*position)).count();
+    let has_f32_escapes = bytes[26] == 1;
+    let of_f32 = if has_f32_escapes { 2 * d * escaped } else { 0 };
+    assert_eq!(qres::encoded_len(header.format, d, body.seq(), escaped) + of_f32, bytes.len());
+    assert_eq!(Format::peek(bytes), Some(header.format));
+    let rotation = Rotation::new(d, header.seed).filter(|_| header.format.is_rotated());
+    let mean = vec![0.0; d];
+    let parts = Parts { mean: Some(&mean[..]).filter(|_| header.basis_fp != 0), rotation: rotation.as_ref() };
+    let mut residuals = vec![0.0; body.seq() * d];
+    body.read(&parts, &mut residuals).unwrap();
+    if let Err(error) = body.check_finite() {
+        return drop(error.to_string());
+    }
+    assert!(residuals.iter().all(|value| value.is_finite()));
+    let mut again = Vec::new();
+    qres::encode(header, &parts, &residuals, |position, _| body.is_escaped(position), &mut again).unwrap();
+    if header.format == Format::F16 && !has_f32_escapes {
+        assert_eq!(again, bytes, "the body does not encode to what it was read from");
+    }
 }
 
 /// A basis file. Opening leaves padding and values unchecked; what passes `verify` too has one spelling.
