@@ -22,7 +22,7 @@ use aeon_station::{
 use anyhow::Context as _;
 use clap::Args;
 
-use crate::{Context, report, unfinished::Unfinished, usage};
+use crate::{Context, report, unfinished::Unfinished, usage, verdict};
 
 /// The values of `--wire`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -65,6 +65,9 @@ pub(crate) struct Generate {
     /// With --wire pcar, use only this basis; this client then also compresses for stations behind one that has no basis
     #[arg(long, value_name = "FILE.pcab")]
     basis: Option<PathBuf>,
+    /// With --wire pcar, use bases that failed their own evaluation all the same
+    #[arg(long)]
+    force: bool,
     /// Skip the prefill if all stations remember the prompt; let them remember it otherwise
     #[arg(long)]
     replay: bool,
@@ -110,6 +113,7 @@ impl Generate {
         }
         if self.wire == WireForm::Pcar {
             let local = self.basis.as_deref().map(BasisFile::open).transpose()?.map(Arc::new);
+            verdict::check(&pipeline, local.as_deref(), self.force)?;
             let basis_fp = local.as_ref().map(|basis| basis.basis_fp());
             pipeline.set_wire(Wire::Pcar(PcarWire { basis_fp, k: self.k, local }));
         }
@@ -241,6 +245,9 @@ impl Generate {
         }
         if let Some(basis) = &self.basis {
             line += &format!(" --basis {}", basis.display());
+        }
+        if self.force {
+            line += " --force";
         }
         line + &format!(" --resume {}", path.display())
     }
