@@ -216,7 +216,9 @@ impl Core {
                 fingerprints.iter().find_map(|basis_fp| with(Some(Arc::clone(set.get(*basis_fp)?))))
             }
             (None, Some(Coding::Pca(projection))) => with(Some(Arc::clone(projection.file()))),
-            (None, Some(Coding::Quantised(quantiser))) => with(Some(Arc::clone(quantiser.basis()?))),
+            (None, Some(Coding::Quantised(quantiser))) => {
+                quantiser.basis().and_then(|basis| with(Some(Arc::clone(basis))))
+            }
             (None, None) => None,
         };
         by_basis.or_else(|| with(None))
