@@ -34,7 +34,7 @@ use self::{
     rows::{Job, Path},
 };
 pub use self::{
-    codebook::{MAX_BITS, MIN_BITS},
+    codebook::{MAX_BITS, MIN_BITS, levels},
     encode::{EncodeError, encode, encoded_len, is_outlier, norm},
     rotation::{MAX_WIDTH, Rotation},
 };
