@@ -55,7 +55,7 @@ fn faults_of_routes_and_meta() -> Vec<Fault> {
     for code in [0x0007, 0x0100, 0x7fff, 0xfffe, 0xffff] {
         faults.push(fault("unknown route", Route(code), "", &row(), 404));
     }
-    for route in &[Route::BASIS_PUT, Route::FORWARD_Q, Route::LM_HEAD_Q] {
+    for route in &[Route::BASIS_PUT] {
         faults.push(fault("route that is not enabled", *route, "", &row(), 501));
     }
     faults.push(fault("unknown route before its meta", Route(0x0007), "{", &row(), 404));
@@ -125,7 +125,7 @@ fn faults_of_bodies() -> Vec<Fault> {
         fault("too many positions", Route::FORWARD, "", &long, 413).with("max_seq", MAX_SEQ),
         fault("too many positions", Route::LM_HEAD, "", &long, 413).with("max_seq", MAX_SEQ),
         fault("too many ids", Route::EMBED, "", &ids(&[1; MAX_SEQ + 1]), 413).with("max_seq", MAX_SEQ),
-        fault("only i8 accepted", Route::FORWARD, r#"{"accept":["i8"]}"#, &row(), 400),
+        fault("only e4 accepted", Route::FORWARD, r#"{"accept":["e4"]}"#, &row(), 400),
         fault("top_k missing", Route::LM_HEAD, r#"{"return":"topk"}"#, &row(), 400).with("vocab", 100),
         fault("top_k 0", Route::LM_HEAD, r#"{"return":"topk","top_k":0}"#, &row(), 400).with("vocab", 100),
         fault("top_k 101", Route::LM_HEAD, r#"{"return":"topk","top_k":101}"#, &row(), 400).with("vocab", 100),

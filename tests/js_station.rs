@@ -271,7 +271,7 @@ fn the_receiver_answers_as_the_identity_backend_does() {
         body
     };
     let compressed =
-        format!(r#"{{"accept":["q4","pcar"],"accept_basis":["0x1","{basis_fp}"],"accept_k":7,"fp48":"000000000000"}}"#);
+        format!(r#"{{"accept":["e4","pcar"],"accept_basis":["0x1","{basis_fp}"],"accept_k":7,"fp48":"000000000000"}}"#);
     let compressed_well = format!(r#"{{"accept":["pcar"],"accept_basis":["{basis_fp}"],"accept_k":7}}"#);
     let long_key = format!(r#"{{"{0}":1,"{0}":2}}"#, "é".repeat(400));
     let forward = |meta: &'static str, body: Vec<u8>| (Route::FORWARD, meta.to_owned(), body);
@@ -291,7 +291,7 @@ fn the_receiver_answers_as_the_identity_backend_does() {
         forward(r#"{"deadline_ms":0}"#, raw(1, 0.5)),
         forward(r#"{"boundary":1}"#, raw(1, 0.5)),
         forward(r#"{"config_fp":"00"}"#, raw(1, 0.5)),
-        forward(r#"{"accept":["q4"]}"#, raw(1, 0.5)),
+        forward(r#"{"accept":["e4"]}"#, raw(1, 0.5)),
         forward(r#"{"accept":["pcar"]}"#, raw(1, 0.5)),
         forward(r#"{"accept":["pcar","f32"]}"#, raw(1, 0.5)),
         forward("", Vec::new()),

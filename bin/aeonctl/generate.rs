@@ -7,12 +7,13 @@ use std::{
     time::Duration,
 };
 
+use aeon_proto::qres::Format;
 use aeon_station::{
     basis::BasisFile,
     client::{
         Pipeline, StationAddress, Wire,
         generate::{GenerateOptions, resume},
-        pipeline::PcarWire,
+        pipeline::{PcarWire, QuantisedWire},
         sampler::Sampling,
     },
     demo,
@@ -25,10 +26,36 @@ use clap::Args;
 use crate::{Context, report, unfinished::Unfinished, usage, verdict};
 
 /// The values of `--wire`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WireForm {
     Exact,
     Pcar,
+    Quantised(Format),
+}
+
+impl WireForm {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::Pcar => "pcar",
+            Self::Quantised(format) => format.name(),
+        }
+    }
+}
+
+impl std::str::FromStr for WireForm {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "exact" => Ok(Self::Exact),
+            "pcar" => Ok(Self::Pcar),
+            _ => Format::from_name(name).map(Self::Quantised).ok_or_else(|| {
+                let kinds = Format::ALL.map(Format::name).join(", ");
+                format!("{name:?} is none of exact, pcar, {kinds}")
+            }),
+        }
+    }
 }
 
 /// Options of `aeonctl generate`.
@@ -55,14 +82,16 @@ pub(crate) struct Generate {
     /// Seed of the draws
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Form of residuals between stations: exact is raw f32; pcar sends PCA components where both stations of a hop have
-    /// the same basis, which changes the text
-    #[arg(long, value_name = "exact|pcar", default_value = "exact")]
+    /// Form of residuals between stations: exact is raw f32. All others change the text: f16 and i8 rarely, q8 to q3 (8 to
+    /// 3 bits a coordinate) the more the fewer bits, less where both stations of a hop have a basis with the mean; pcar
+    /// sends PCA components where both stations have the same basis, and ruins most texts
+    #[arg(long, value_name = "exact|f16|i8|q8|q7|q6|q5|q4|q3|pcar", default_value = "exact")]
     wire: WireForm,
     /// Components at most, with --wire pcar [default: as many as the basis has]
     #[arg(long, value_name = "K", requires = "wire")]
     k: Option<u32>,
-    /// With --wire pcar, use only this basis; this client then also compresses for stations behind one that has no basis
+    /// With --wire pcar or q3 to q8, use only this basis; this client then also compresses for stations behind one that
+    /// has no basis
     #[arg(long, value_name = "FILE.pcab")]
     basis: Option<PathBuf>,
     /// With --wire pcar, use bases that failed their own evaluation all the same
@@ -111,11 +140,20 @@ impl Generate {
         for (standby, error) in missing {
             tracing::warn!("standby {standby} is not there now; it is asked again when it is needed: {error}");
         }
-        if self.wire == WireForm::Pcar {
+        if self.k.is_some() && self.wire != WireForm::Pcar {
+            return Err(usage("--k is the number of PCA components; it goes with --wire pcar only"));
+        }
+        if self.wire != WireForm::Exact {
             let local = self.basis.as_deref().map(BasisFile::open).transpose()?.map(Arc::new);
-            verdict::check(&pipeline, local.as_deref(), self.force)?;
+            if self.wire == WireForm::Pcar {
+                verdict::check(&pipeline, local.as_deref(), self.force)?;
+            }
             let basis_fp = local.as_ref().map(|basis| basis.basis_fp());
-            pipeline.set_wire(Wire::Pcar(PcarWire { basis_fp, k: self.k, local }));
+            pipeline.set_wire(match self.wire {
+                WireForm::Exact => Wire::Exact,
+                WireForm::Pcar => Wire::Pcar(PcarWire { basis_fp, k: self.k, local }),
+                WireForm::Quantised(format) => Wire::Quantised(QuantisedWire { format, basis_fp, local }),
+            });
         }
         if self.replay {
             pipeline.use_replay();
@@ -221,9 +259,8 @@ impl Generate {
     /// The form of residuals as options of the command line, as far as it changes the tokens.
     fn wire_text(&self) -> String {
         match (self.wire, self.k) {
-            (WireForm::Exact, _) => "exact".to_owned(),
-            (WireForm::Pcar, None) => "pcar".to_owned(),
             (WireForm::Pcar, Some(k)) => format!("pcar --k {k}"),
+            (form, _) => form.name().to_owned(),
         }
     }
 
@@ -240,7 +277,7 @@ impl Generate {
         if let Some(tokenizer) = &self.tokenizer {
             line += &format!(" --tokenizer {}", tokenizer.display());
         }
-        if self.wire == WireForm::Pcar {
+        if self.wire != WireForm::Exact {
             line += &format!(" --wire {}", self.wire_text());
         }
         if let Some(basis) = &self.basis {

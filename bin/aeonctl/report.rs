@@ -44,7 +44,8 @@ pub(crate) fn text(generated: &Generated, prompt_len: usize, hops: &[Hop]) -> St
             hop.station, hop.layers, hop.traffic.requests
         );
         if hop.traffic.compressed + hop.traffic.refused > 0 {
-            out += &format!(", {} compressed, {} refused", hop.traffic.compressed, hop.traffic.refused);
+            let HopTraffic { compressed, refused, saved, .. } = hop.traffic;
+            out += &format!(", {compressed} compressed, {saved} bytes saved, {refused} refused");
         }
         out += ")\n";
     }
@@ -62,6 +63,7 @@ pub(crate) fn json(generated: &Generated, prompt_len: usize, hops: &[Hop], text:
                 "requests": hop.traffic.requests,
                 "compressed_requests": hop.traffic.compressed,
                 "refused_requests": hop.traffic.refused,
+                "saved_bytes": hop.traffic.saved,
                 "bytes_in_per_token": per_position(hop.traffic.sent, hop.traffic),
                 "bytes_out_per_token": per_position(hop.traffic.received, hop.traffic),
             })

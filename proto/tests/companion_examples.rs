@@ -1,4 +1,4 @@
-//! The worked examples of `spec-pca.md`, `spec-bw.md` and `spec-replay.md` are what they claim to be.
+//! The worked examples of `spec-pca.md`, `spec-qres.md`, `spec-bw.md` and `spec-replay.md` are what they claim to be.
 //!
 //! An example is a fenced block whose first line says its kind and what it must be read as: `kind key=value …`. A block of
 //! bytes holds hex; a line may begin with its offset and a colon, and ends at a `#`.
@@ -15,10 +15,12 @@ use aeon_proto::{
     payload::{FrameWriter, Payload},
     pcab::{Pcab, PcabWriter},
     pcar::{self, PcarBody},
+    qres::{self, Format, Parts, QresBody, Rotation},
 };
 
-const PAGES: [(&str, &str); 3] = [
+const PAGES: [(&str, &str); 4] = [
     ("spec-pca.md", include_str!("../spec-pca.md")),
+    ("spec-qres.md", include_str!("../spec-qres.md")),
     ("spec-bw.md", include_str!("../spec-bw.md")),
     ("spec-replay.md", include_str!("../spec-replay.md")),
 ];
@@ -26,9 +28,12 @@ const PAGES: [(&str, &str); 3] = [
 type Check = fn(&Example);
 
 /// How many examples of each kind the pages have, and how each is checked.
-const KINDS: [(&str, usize, Check); 11] = [
+const KINDS: [(&str, usize, Check); 14] = [
     ("pcar", 2, check_pcar),
     ("pcab", 1, check_pcab),
+    ("qres", 1, check_qres),
+    ("qres-values", 1, check_qres_values),
+    ("qres-levels", 6, check_qres_levels),
     ("methodology", 1, check_methodology),
     ("kernel", 1, check_kernel),
     ("fnv1a32", 1, check_fnv),
@@ -154,6 +159,43 @@ fn check_pcar(example: &Example) {
     assert_eq!(components, example.list::<f32>("components"));
     pcar::encode(&header, &components, &mut again).unwrap();
     assert_eq!(again, bytes);
+}
+
+fn check_qres(example: &Example) {
+    let bytes = example.bytes();
+    let body = QresBody::decode(&bytes).unwrap();
+    let [boundary, hidden_dim, seq, basis_fp, methodology, bits, seed] =
+        ["boundary", "hidden_dim", "seq", "basis_fp", "methodology", "bits", "seed"].map(|key| example.u32(key));
+    let format = Format::Rotated(bits as u8);
+    let header = qres::Header { boundary, hidden_dim, basis_fp, methodology, format, seed };
+    assert_eq!((body.header(), body.seq()), (&header, seq as usize));
+    let escaped: Vec<u8> = (0..body.seq()).map(|position| u8::from(body.is_escaped(position))).collect();
+    assert_eq!(escaped, example.list::<u8>("escaped"));
+}
+
+/// The lines are the mean, and for each position the residual and then, for each, what is read.
+fn check_qres_values(example: &Example) {
+    let examples = examples();
+    let bytes = examples.iter().find(|other| other.kind == "qres").unwrap().bytes();
+    let body = QresBody::decode(&bytes).unwrap();
+    let header = *body.header();
+    let (mean, d) = (example.bits(0), header.hidden_dim as usize);
+    let rotation = Rotation::new(d, header.seed).unwrap();
+    let parts = Parts { mean: Some(&mean), rotation: Some(&rotation) };
+    let lines = |from: usize| (from..from + body.seq()).flat_map(|line| example.bits(line)).collect::<Vec<f32>>();
+    let (mut read, mut again) = (vec![0.0; body.seq() * d], Vec::new());
+    body.read(&parts, &mut read).unwrap();
+    assert_eq!(read, lines(1 + body.seq()));
+    qres::encode(&header, &parts, &lines(1), |position, _| body.is_escaped(position), &mut again).unwrap();
+    assert_eq!(again, bytes);
+}
+
+fn check_qres_levels(example: &Example) {
+    let levels = qres::levels(example.u32("bits") as u8).unwrap();
+    let (low, high) = levels.split_at(levels.len() / 2);
+    let printed: Vec<f32> = (0..example.lines.len()).flat_map(|line| example.bits(line)).collect();
+    assert_eq!(high, printed);
+    assert!(low.iter().rev().zip(high).all(|(low, high)| *low == -high));
 }
 
 fn check_pcab(example: &Example) {

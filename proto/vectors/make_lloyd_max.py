@@ -49,6 +49,11 @@ def levels(bits):
     raise SystemExit(f"{bits} bits: no convergence")
 
 
-for bits in range(3, 9):
-    words = [struct.unpack("<I", struct.pack("<f", v))[0] for v in levels(bits)]
-    print(f"{bits}:", " ".join(f"{w:08x}" for w in words))
+def main():
+    for bits in range(3, 9):
+        words = [struct.unpack("<I", struct.pack("<f", v))[0] for v in levels(bits)]
+        print(f"{bits}:", " ".join(f"{w:08x}" for w in words))
+
+
+if __name__ == "__main__":
+    main()

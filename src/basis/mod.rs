@@ -13,6 +13,7 @@ pub mod fit;
 pub mod metadata;
 pub mod methodologies;
 pub mod pca;
+pub mod quantiser;
 pub mod registry;
 pub mod residuals;
 mod sealed;

@@ -67,6 +67,12 @@ pub struct RemoteBoundary {
 }
 
 impl RemoteBasis {
+    /// Whether it holds anything for a boundary: a mean at least.
+    #[must_use]
+    pub fn has(&self, boundary: u32) -> bool {
+        self.boundaries.iter().any(|part| part.boundary == boundary)
+    }
+
     /// The fingerprint as a number; 0, which no basis is asked for by, if the station wrote something else.
     #[must_use]
     pub fn fingerprint(&self) -> u32 {
@@ -130,6 +136,12 @@ impl Hello {
     #[must_use]
     pub fn basis(&self, basis_fp: u32) -> Option<&RemoteBasis> {
         self.bases.iter().find(|basis| basis.fingerprint() == basis_fp)
+    }
+
+    /// Whether it takes and gives a body kind.
+    #[must_use]
+    pub fn takes(&self, kind: &str) -> bool {
+        self.accepts.iter().any(|accepted| accepted == kind)
     }
 
     /// The layers held.

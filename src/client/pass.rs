@@ -1,17 +1,20 @@
 //! One pass of some positions through all stations of a pipeline.
 //!
-//! Between two stations that have the same basis (by its BLAKE3 hash), residuals may travel as PCA components: the first
-//! station is asked to answer so, and its answer goes on unchanged. A station that refuses them with 412 gets raw
-//! residuals from then on: the hop before it is repeated at the same positions with `accept` f32, so that the result is
+//! Between two stations that have the same basis (by its BLAKE3 hash), residuals may travel as PCA components, and between
+//! any two that say so, as numbers of few bits: the first station is asked to answer so, and its answer goes on unchanged.
+//! A station that refuses such a body with 412 gets raw residuals from then on: the hop before it is repeated at the same positions with `accept` f32, so that the result is
 //! the one that a raw request would have had.
 //!
 //! Over UDP the checksum of a datagram has 16 bits only, so bodies carry their `fp48` both ways. What was damaged in spite of
 //! the checksum is refused by the station (400) or does not fit the request, and is asked again.
 
+use std::sync::Arc;
+
 use aeon_proto::{
     meta::parse_fingerprint,
     payload::MetaWriter,
     pcar::{self, PcarBody},
+    qres::{Format, QresBody},
     residual,
     route::Route,
     status::Status,
@@ -21,10 +24,11 @@ use bytes::Bytes;
 use super::{
     connection::Reply,
     error::ClientError,
-    hello::Hello,
-    pipeline::{Next, Pipeline, Stage, Want, Wire},
+    hello::{Hello, RemoteBasis},
+    pipeline::{Next, Pipeline, QuantisedWire, Stage, Want, Wire},
     policy::{CompressionPolicy, compress_residuals},
 };
+use crate::basis::{BasisFile, quantiser::Quantiser};
 
 /// How often one request is sent again because it, or its answer, was damaged on the way.
 const MAX_DAMAGED: usize = 8;
@@ -34,7 +38,23 @@ const MAX_DAMAGED: usize = 8;
 enum Form {
     Ids,
     Raw,
+    /// PCA components.
     Components,
+    Quantised,
+}
+
+impl Form {
+    const fn route(self) -> Route {
+        match self {
+            Self::Ids | Self::Raw => Route::FORWARD,
+            Self::Components => Route::FORWARD_PCA,
+            Self::Quantised => Route::FORWARD_Q,
+        }
+    }
+
+    const fn is_coded(self) -> bool {
+        matches!(self, Self::Components | Self::Quantised)
+    }
 }
 
 /// What one station gets.
@@ -42,7 +62,7 @@ enum Form {
 struct Body {
     form: Form,
     bytes: Bytes,
-    /// What this client made the components from.
+    /// What this client compressed.
     uncompressed: Option<Bytes>,
 }
 
@@ -54,6 +74,11 @@ pub(super) enum Link {
     Remote {
         basis_fp: u32,
         k: Option<u32>,
+    },
+    /// The station answers with numbers of few bits; the mean is taken off that this basis has.
+    Quantised {
+        format: Format,
+        basis_fp: Option<u32>,
     },
     /// The station answers raw; this client compresses for the next one.
     Local,
@@ -85,23 +110,23 @@ impl Pipeline {
                     return read_next(&self.stages[index], &reply, want).map(Some).map_err(|error| (index, error));
                 }
                 Ok(reply) => {
-                    let form = if matches!(link, Link::Remote { .. }) { Form::Components } else { Form::Raw };
-                    let form = checked_form(&reply, form);
-                    let compressed = if link == Link::Local { self.compress(index + 1, &reply.body) } else { None };
+                    let form = checked_form(&reply, link);
+                    let compressed =
+                        if link == Link::Local { self.compress(index + 1, from, &reply.body) } else { None };
                     let output = match compressed {
-                        Some(bytes) => Body { form: Form::Components, bytes, uncompressed: Some(reply.body) },
+                        Some((form, bytes)) => Body { form, bytes, uncompressed: Some(reply.body) },
                         None => Body { form, bytes: reply.body, uncompressed: None },
                     };
                     before.push(std::mem::replace(&mut input, output));
                 }
-                Err(error) if error.status() == Some(Status::PRECONDITION_FAILED) && input.form == Form::Components => {
+                Err(error) if error.status() == Some(Status::PRECONDITION_FAILED) && input.form.is_coded() => {
                     let stage = &mut self.stages[index];
                     tracing::info!(station = %stage.address(), %error, "falling back to raw residuals");
                     stage.traffic.refused += 1;
                     stage.raw_since = Some(std::time::Instant::now());
                     let raw = input.uncompressed.take();
                     let raw = raw.map(|bytes| Body { form: Form::Raw, bytes, uncompressed: None });
-                    // Components come from this client or from a station before this one.
+                    // What is coded comes from this client or from a station before this one.
                     let Some(other) = raw.or_else(|| before.pop()) else { return Err((index, error)) };
                     input = other;
                 }
@@ -112,9 +137,18 @@ impl Pipeline {
 
     /// What residuals pass through on the link behind station `index` if they lose anything there.
     pub(super) fn loss_behind(&self, index: usize) -> Option<String> {
+        let quantised = |format: Format, basis_fp: Option<u32>| {
+            let mean = basis_fp.filter(|_| format.is_rotated()).map(|basis_fp| format!(" 0x{basis_fp:08x}"));
+            Some(format!("{}{}", format.name(), mean.unwrap_or_default()))
+        };
         let (basis_fp, k) = match (self.link_behind(index), &self.wire) {
             (Link::Remote { basis_fp, k }, _) => (basis_fp, k),
+            (Link::Quantised { format, basis_fp }, _) => return quantised(format, basis_fp),
             (Link::Local, Wire::Pcar(wire)) => (wire.local.as_ref()?.basis_fp(), wire.k),
+            (Link::Local, Wire::Quantised(wire)) => {
+                let next = self.stages.get(index + 1)?;
+                return quantised(wire.format, local_mean(wire, next).map(|basis| basis.basis_fp()));
+            }
             (Link::Local, Wire::Exact) | (Link::Raw, _) => return None,
         };
         let k = k.map(|k| format!(" {k}")).unwrap_or_default();
@@ -123,11 +157,15 @@ impl Pipeline {
 
     /// How the link from station `index` to the next one is spoken.
     fn link_behind(&self, index: usize) -> Link {
-        let Wire::Pcar(wire) = &self.wire else { return Link::Raw };
         let (Some(stage), Some(next)) = (self.stages.get(index), self.stages.get(index + 1)) else { return Link::Raw };
         if next.raw_since.is_some() {
             return Link::Raw;
         }
+        let wire = match &self.wire {
+            Wire::Exact => return Link::Raw,
+            Wire::Quantised(wire) => return quantised_link(wire, stage, next),
+            Wire::Pcar(wire) => wire,
+        };
         let boundary = next.hello.layers[0];
         let wanted = |basis_fp: u32| wire.basis_fp.is_none_or(|wanted| wanted == basis_fp);
         let shared = next.hello.bases.iter().find(|basis| {
@@ -147,15 +185,28 @@ impl Pipeline {
         if lifts { Link::Local } else { Link::Raw }
     }
 
-    /// Compresses raw residuals for station `index` with this client's basis; `None` if they cannot be.
-    fn compress(&self, index: usize, raw: &Bytes) -> Option<Bytes> {
-        let Wire::Pcar(wire) = &self.wire else { return None };
-        let basis = wire.local.as_ref()?;
-        let policy = CompressionPolicy::of(basis, wire.k.unwrap_or(u32::MAX));
+    /// Compresses raw residuals, of the positions from `pos` on, for station `index`; `None` if they cannot be.
+    fn compress(&mut self, index: usize, pos: usize, raw: &Bytes) -> Option<(Form, Bytes)> {
+        let stage = self.stages.get_mut(index)?;
+        let boundary = stage.hello.layers[0];
+        let residuals = residual::decode_f32s(raw).ok()?;
         let mut body = Vec::new();
-        let boundary = self.stages.get(index)?.hello.layers[0];
-        compress_residuals(&residual::decode_f32s(raw).ok()?, boundary, &policy, basis, &mut body).ok()?;
-        Some(body.into())
+        match &self.wire {
+            Wire::Exact => None,
+            Wire::Pcar(wire) => {
+                let basis = wire.local.as_ref()?;
+                let policy = CompressionPolicy::of(basis, wire.k.unwrap_or(u32::MAX));
+                compress_residuals(&residuals, boundary, &policy, basis, &mut body).ok()?;
+                Some((Form::Components, body.into()))
+            }
+            Wire::Quantised(wire) => {
+                let width = u32::try_from(stage.hello.model.hidden_dim).ok()?;
+                let basis = local_mean(wire, stage).map(Arc::clone);
+                let quantiser = Quantiser::new(wire.format, boundary, width, basis)?;
+                quantiser.encode(&residuals, Some(pos), &mut stage.norms, &mut body).ok()?;
+                Some((Form::Quantised, body.into()))
+            }
+        }
     }
 
     /// One request to one station, and its answer, checked.
@@ -187,10 +238,19 @@ impl Pipeline {
             if input.form == Form::Ids {
                 meta.string("in", "ids");
             }
-            if let Link::Remote { basis_fp, k } = link {
-                meta.strings("accept", ["pcar", "f32"]).strings("accept_basis", [&*format!("0x{basis_fp:08x}")]);
-                if let Some(k) = k {
-                    meta.unsigned("accept_k", u64::from(k));
+            match link {
+                Link::Raw | Link::Local => {}
+                Link::Remote { basis_fp, k } => {
+                    meta.strings("accept", ["pcar", "f32"]).strings("accept_basis", [&*format!("0x{basis_fp:08x}")]);
+                    if let Some(k) = k {
+                        meta.unsigned("accept_k", u64::from(k));
+                    }
+                }
+                Link::Quantised { format, basis_fp } => {
+                    meta.strings("accept", [format.name(), "f32"]);
+                    // An empty list too says something: that no mean is to be taken off.
+                    let basis_fp = basis_fp.map(|basis_fp| format!("0x{basis_fp:08x}"));
+                    meta.strings("accept_basis", basis_fp.as_deref());
                 }
             }
             match want {
@@ -204,13 +264,14 @@ impl Pipeline {
                 None => {}
             }
         };
-        let kinds: &[&str] = match want {
-            Some(Want::Token) => &["u32"],
-            Some(Want::TopK(_)) => &["topk"],
-            None if matches!(link, Link::Remote { .. }) => &["pcar", "f32"],
-            None => &["f32"],
+        let kinds: &[&str] = match (want, link) {
+            (Some(Want::Token), _) => &["u32"],
+            (Some(Want::TopK(_)), _) => &["topk"],
+            (None, Link::Remote { .. }) => &["pcar", "f32"],
+            (None, Link::Quantised { format, .. }) => &[format.name(), "f32"],
+            (None, Link::Raw | Link::Local) => &["f32"],
         };
-        let route = if input.form == Form::Components { Route::FORWARD_PCA } else { Route::FORWARD };
+        let route = input.form.route();
         // A request that was dropped may have been worked on or not, as one that is not answered.
         stage.was_closed = stage.client.is_closed() && !stage.is_waiting;
         stage.held = stage.held.min(pos);
@@ -237,7 +298,11 @@ impl Pipeline {
         stage.traffic.positions += seq as u64;
         stage.traffic.sent += input.bytes.len() as u64;
         stage.traffic.received += reply.body.len() as u64;
-        stage.traffic.compressed += u64::from(input.form == Form::Components);
+        if input.form.is_coded() {
+            let raw = 4 * seq * stage.hello.model.hidden_dim;
+            stage.traffic.compressed += 1;
+            stage.traffic.saved += raw.saturating_sub(input.bytes.len()) as u64;
+        }
         Ok(reply)
     }
 }
@@ -276,12 +341,42 @@ fn may_be_damage(error: &ClientError, pos: usize) -> bool {
     }
 }
 
-/// A station may answer raw where components were asked for, if it has lost the basis meanwhile.
-fn checked_form(reply: &Reply, asked: Form) -> Form {
-    match (asked, reply.string("body").as_deref()) {
-        (Form::Components, Some("pcar")) => Form::Components,
+/// A station may answer raw where something else was asked for, if it has lost the basis meanwhile.
+fn checked_form(reply: &Reply, link: Link) -> Form {
+    match (link, reply.string("body").as_deref()) {
+        (Link::Remote { .. }, Some("pcar")) => Form::Components,
+        (Link::Quantised { format, .. }, Some(kind)) if kind == format.name() => Form::Quantised,
         _ => Form::Raw,
     }
+}
+
+/// How residuals of few bits go from one station to the next.
+fn quantised_link(wire: &QuantisedWire, stage: &Stage, next: &Stage) -> Link {
+    let kind = wire.format.name();
+    if !next.hello.takes(kind) {
+        return Link::Raw;
+    }
+    let boundary = next.hello.layers[0];
+    let is_shared = |basis: &&RemoteBasis| {
+        let theirs = stage.hello.basis(basis.fingerprint());
+        wire.basis_fp.is_none_or(|wanted| wanted == basis.fingerprint())
+            && basis.has(boundary)
+            && theirs.is_some_and(|theirs| theirs.blake3 == basis.blake3)
+    };
+    let shared = next.hello.bases.iter().filter(|_| wire.format.is_rotated()).find(is_shared);
+    // A mean that only this client and the next station have is worth more than the bytes of the first link.
+    if !stage.hello.takes(kind) || shared.is_none() && local_mean(wire, next).is_some() {
+        return Link::Local;
+    }
+    Link::Quantised { format: wire.format, basis_fp: shared.map(RemoteBasis::fingerprint) }
+}
+
+/// The basis of this client's own, if a station has the same one, with a mean for what it takes.
+fn local_mean<'a>(wire: &'a QuantisedWire, next: &Stage) -> Option<&'a Arc<BasisFile>> {
+    let file = wire.local.as_ref().filter(|_| wire.format.is_rotated())?;
+    let theirs = next.hello.basis(file.basis_fp())?;
+    let is_it = theirs.blake3 == file.blake3().to_hex().as_str() && file.boundary(next.hello.layers[0]).is_some();
+    is_it.then_some(file)
 }
 
 /// A reply must be for this hop and these positions, so that none can be taken for another's.
@@ -312,6 +407,9 @@ pub(super) fn check_reply(
     }
     match (kind, link) {
         ("pcar", Link::Remote { basis_fp, k }) => check_components(stage, reply, seq, (basis_fp, k)),
+        (_, Link::Quantised { format, basis_fp }) if kind == format.name() => {
+            check_quantised(stage, reply, seq, format, basis_fp)
+        }
         ("f32", _) => {
             let bytes = 4 * seq * hello.model.hidden_dim;
             match reply.body.len() {
@@ -347,6 +445,35 @@ fn check_components(
     match (body.header(), body.seq()) {
         got if got == (expected, seq) => Ok(()),
         (got, positions) => bad(format!("{seq} of {expected:?} expected, {positions} of {got:?} came")),
+    }
+}
+
+/// As [`check_components`]. The basis may have been withdrawn meanwhile, which the next station need not know of.
+fn check_quantised(
+    stage: &Stage,
+    reply: &Reply,
+    seq: usize,
+    format: Format,
+    basis_fp: Option<u32>,
+) -> Result<(), ClientError> {
+    let bad = |problem: String| Err(stage.client.bad_reply(Route::FORWARD, format!("quantised body: {problem}")));
+    let body = match QresBody::decode(&reply.body) {
+        Ok(body) => body,
+        Err(error) => return bad(error.to_string()),
+    };
+    if let Err(error) = body.check_finite() {
+        return bad(error.to_string());
+    }
+    let (header, width) = (body.header(), stage.hello.model.hidden_dim);
+    let expected = (stage.hello.layers[1], width, format, seq);
+    let got = (header.boundary, header.hidden_dim as usize, header.format, body.seq());
+    if got != expected {
+        return bad(format!("boundary, width, format and positions {expected:?} expected, {got:?} came"));
+    }
+    match header.basis_fp {
+        0 => Ok(()),
+        got if format.is_rotated() && basis_fp == Some(got) => Ok(()),
+        got => bad(format!("basis 0x{:08x} or none expected, 0x{got:08x} came", basis_fp.unwrap_or(0))),
     }
 }
 

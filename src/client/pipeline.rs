@@ -7,7 +7,12 @@
 
 use std::{sync::Arc, time::Instant};
 
-use aeon_proto::{payload::MetaWriter, pcar, route::Route};
+use aeon_proto::{
+    payload::MetaWriter,
+    pcar,
+    qres::{self, Format},
+    route::Route,
+};
 
 use super::{
     address::StationAddress,
@@ -17,7 +22,10 @@ use super::{
     recovery::{Failover, PACKET_LEN, Standby, Trouble},
     replay::Replaying,
 };
-use crate::{basis::BasisFile, model::session::random_name};
+use crate::{
+    basis::{BasisFile, quantiser::Norms},
+    model::session::random_name,
+};
 
 /// Bytes that header and meta of a request or reply take at most.
 pub(super) const FRAME_OVERHEAD: usize = 512;
@@ -33,6 +41,28 @@ pub enum Wire {
     Exact,
     /// PCA components, where the two stations of a hop have the same basis; raw elsewhere.
     Pcar(PcarWire),
+    /// Few bits a coordinate, where the receiver of a hop takes them; raw elsewhere.
+    Quantised(QuantisedWire),
+}
+
+/// How residuals are sent as numbers of few bits.
+#[derive(Debug, Clone)]
+pub struct QuantisedWire {
+    /// Bits, and whether the mean is taken off.
+    pub format: Format,
+    /// The mean only of the basis with this fingerprint; of any that both stations have if `None`. Where there is none,
+    /// no mean is taken off.
+    pub basis_fp: Option<u32>,
+    /// A basis of this client's own, for stations that give raw residuals only.
+    pub local: Option<Arc<BasisFile>>,
+}
+
+impl QuantisedWire {
+    /// With the mean of any basis that both stations of a hop have.
+    #[must_use]
+    pub const fn new(format: Format) -> Self {
+        Self { format, basis_fp: None, local: None }
+    }
 }
 
 /// How residuals are sent as PCA components.
@@ -75,8 +105,10 @@ pub struct HopTraffic {
     pub sent: u64,
     /// Body bytes that came back.
     pub received: u64,
-    /// Requests whose body was PCA components.
+    /// Requests whose body was PCA components or quantised.
     pub compressed: u64,
+    /// Bytes that those bodies would have had more as f32.
+    pub saved: u64,
     /// Compressed requests that the station refused with 412, and that were repeated raw.
     pub refused: u64,
 }
@@ -101,6 +133,8 @@ pub struct Stage {
     pub(super) is_narrow: bool,
     /// What the station said of itself.
     pub hello: Hello,
+    /// Norms of what this client quantised for it.
+    pub(super) norms: Norms,
     /// What went over its link.
     pub traffic: HopTraffic,
 }
@@ -123,6 +157,7 @@ impl Stage {
             was_closed: false,
             is_narrow: false,
             hello,
+            norms: Norms::default(),
             traffic: HopTraffic::default(),
         }
     }
@@ -332,7 +367,13 @@ impl Pipeline {
             let room = max.saturating_sub(FRAME_OVERHEAD);
             // A residual crosses every link but that of a single station. With all its components it is no smaller, and
             // has a header.
-            let header = if matches!(self.wire, Wire::Pcar(_)) { pcar::HEADER_LEN } else { 0 };
+            let (once, header) = match self.wire {
+                Wire::Exact => (0, 0),
+                Wire::Pcar(_) => (0, pcar::HEADER_LEN),
+                // All positions may be escaped, as f32; each has a bit that says so.
+                Wire::Quantised(_) => (qres::HEADER_LEN + 1, 1),
+            };
+            let room = room.saturating_sub(once);
             let width = if self.stages.len() == 1 { 4 } else { 4 * stage.hello.model.hidden_dim + header };
             let fits = if logits > room { 0 } else { room / width };
             fits.min(limits.max_seq)

@@ -14,6 +14,7 @@
 use std::{collections::VecDeque, net::SocketAddr};
 
 use super::session::is_newer;
+use crate::basis::quantiser::Norms;
 
 /// Tails that a session keeps: the last prefill, its possible remainder, the latest, and one prefill before.
 const MAX_TAILS: usize = 4;
@@ -28,6 +29,8 @@ pub enum Provenance {
     Raw,
     /// The basis with this fingerprint.
     Basis(u32),
+    /// Numbers of few bits.
+    Quantised,
     /// Several of these in turn.
     Mixed,
 }
@@ -45,6 +48,7 @@ impl std::fmt::Display for Provenance {
         match self {
             Self::Raw => f.write_str("raw"),
             Self::Basis(fingerprint) => write!(f, "0x{fingerprint:08x}"),
+            Self::Quantised => f.write_str("quantised"),
             Self::Mixed => f.write_str("mixed"),
         }
     }
@@ -79,6 +83,8 @@ pub struct Kept {
     tails: VecDeque<Tail>,
     /// Where positions began to come through something else, by increasing position; the first begins at 0.
     parts: Vec<(usize, Provenance)>,
+    /// The latest norms of its output, if that was quantised.
+    pub norms: Norms,
 }
 
 impl Kept {
@@ -90,6 +96,7 @@ impl Kept {
         while self.parts.last().is_some_and(|(begin, _)| *begin >= len) {
             self.parts.pop();
         }
+        self.norms.truncate(len);
     }
 
     /// Notes the output `last` at the end of the positions `begin..begin + seq`, which replaces what was noted of them;
@@ -138,6 +145,7 @@ impl Kept {
         self.tails.push_back(Tail { prefix_len, values, by: None, is_single: false });
         self.parts.clear();
         self.parts.push((0, provenance));
+        self.norms.truncate(0);
     }
 
     /// The tail of a prefix, if it is kept.
@@ -164,7 +172,7 @@ impl Kept {
     pub fn bytes(&self) -> usize {
         let tails: usize =
             self.tails.iter().map(|tail| size_of::<Tail>() + tail.values.capacity() * size_of::<f32>()).sum();
-        tails + self.parts.capacity() * size_of::<(usize, Provenance)>()
+        tails + self.parts.capacity() * size_of::<(usize, Provenance)>() + self.norms.bytes()
     }
 }
 

@@ -9,7 +9,7 @@ use aeon_proto::{
     frame::Flags,
     meta,
     payload::{self, FrameWriter, MetaWriter},
-    pcar,
+    pcar, qres,
     route::Route,
     status::Status,
 };
@@ -91,6 +91,15 @@ pub enum RequestError {
     /// A body of the PCA routes that is none.
     #[error("PCAR body: {0}")]
     Pcar(#[from] pcar::DecodeError),
+    /// A body of the quantised routes that is none.
+    #[error(transparent)]
+    Qres(#[from] qres::DecodeError),
+    /// NaN or infinity in a quantised body.
+    #[error("position {position} of the quantised body holds NaN or infinity")]
+    PositionNonFinite {
+        /// Which position.
+        position: usize,
+    },
     /// Components of a basis that is not loaded.
     #[error("basis fingerprint mismatch")]
     UnknownBasis {
@@ -396,6 +405,7 @@ impl RequestError {
             | Self::HiddenDim { .. }
             | Self::NoPositions
             | Self::Pcar(_)
+            | Self::Qres(_)
             | Self::PcarHiddenDim { .. }
             | Self::TooManyComponents { .. }
             | Self::TokenId { .. }
@@ -425,9 +435,10 @@ impl RequestError {
             | Self::TailNotKept { .. }
             | Self::Provenance { .. }
             | Self::Capture(CaptureError::Layers { .. }) => Status::CONFLICT,
-            Self::NonFinite { .. } | Self::LiftedNonFinite { .. } | Self::Capture(CaptureError::NonFinite { .. }) => {
-                Status::UNPROCESSABLE
-            }
+            Self::NonFinite { .. }
+            | Self::PositionNonFinite { .. }
+            | Self::LiftedNonFinite { .. }
+            | Self::Capture(CaptureError::NonFinite { .. }) => Status::UNPROCESSABLE,
             Self::Cancelled => Status::CANCELLED,
             Self::DeadlinePassed { .. } => Status::TIMEOUT,
             Self::TooManyConnections { .. }
@@ -555,6 +566,8 @@ impl RequestError {
             Self::Stream(_)
             | Self::HalfFrame { .. }
             | Self::Pcar(_)
+            | Self::Qres(_)
+            | Self::PositionNonFinite { .. }
             | Self::BoundaryNotInBasis { .. }
             | Self::LiftedNonFinite { .. }
             | Self::PeerNotAllowed

@@ -5,7 +5,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use aeon_proto::{frame::EncodeError, meta::RequestMeta, payload::FrameWriter};
+use aeon_proto::{frame::EncodeError, meta::RequestMeta, payload::FrameWriter, qres::Format};
 use serde_json::{Value, json};
 
 use super::{Context, Station, error::RequestError, millis};
@@ -72,7 +72,7 @@ impl Station {
             .raw("model", &model.to_string())
             .unsigneds("layers", [u64::from(info.layers.start), u64::from(info.layers.end)])
             .unsigneds("boundaries", boundaries.iter().take(count).map(|boundary| u64::from(*boundary)))
-            .strings("accepts", ["f32"].into_iter().chain((v1 && !bases.is_empty()).then_some("pcar")))
+            .strings("accepts", accepts(v1, !bases.is_empty()))
             .raw("limits", &limits.to_string());
         if v1 {
             let max = context.max_reply_len.min(MAX_HELLO_LEN - aeon_proto::auth::MAX_REPLY_LEN);
@@ -196,6 +196,12 @@ pub(super) fn finish(frame: FrameWriter<'_>) -> Result<(), RequestError> {
         }
         Err(error) => Err(StreamError::Encode(error).into()),
     }
+}
+
+/// Body kinds, the exact one first.
+fn accepts(v1: bool, has_bases: bool) -> impl Iterator<Item = &'static str> {
+    let lossy = Format::ALL.map(Format::name).into_iter().chain(has_bases.then_some("pcar"));
+    ["f32"].into_iter().chain(lossy.filter(move |_| v1))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The model routes EMBED, FORWARD, LM_HEAD, their `_PCA` forms, and RESET: checks first, then the work, inline or on a worker.
+//! The model routes EMBED, FORWARD, LM_HEAD, their `_PCA` and `_Q` forms, and RESET: checks first, then the work, inline or on a worker.
 //!
 //! The order of the checks is part of the protocol: sizes, then what the body is (hash, boundary, configuration), then
 //! `pos`, then finite numbers, then capacity, then the deadline. What depends on the session is checked when its turn has
@@ -13,20 +13,20 @@ use std::{
 use aeon_proto::{
     meta::{Input, Output, RequestMeta, Return},
     payload::FrameWriter,
-    pcar::PcarBody,
     residual,
     route::Route,
 };
 
 use super::{
     Context, Core, Station,
+    coding::{Coding, is_coded},
     duplicates::Key,
     error::RequestError,
     hello::finish,
-    pca::Projection,
     queue::{Done, Place},
 };
 use crate::{
+    basis::quantiser::Norms,
     model::{Cache, CancelToken, Head, HeadOutput, kept::Provenance, session::Refused, worker::WorkerPool},
     station::request::{Carrier, Outcome, ReplyTo, Request},
     telemetry::{Counters, traffic::Direction},
@@ -50,10 +50,10 @@ enum Operation {
 pub(super) struct Call<'a> {
     operation: Operation,
     body: Cow<'a, [u8]>,
-    /// How the body is lifted, if it holds components.
-    lift: Option<Projection>,
+    /// How the body is lifted, if it holds something else than f32 or ids.
+    lift: Option<Coding>,
     /// How the answer is compressed, if the client accepts that.
-    compress: Option<Projection>,
+    compress: Option<Coding>,
     seq: usize,
     /// Bytes of the body that a success will have.
     reply_len: usize,
@@ -79,7 +79,7 @@ impl Core {
         let head = || self.head(meta);
         let operation = match route {
             Route::EMBED => Operation::Embed,
-            Route::LM_HEAD | Route::LM_HEAD_PCA => Operation::Head(head()?),
+            Route::LM_HEAD | Route::LM_HEAD_PCA | Route::LM_HEAD_Q => Operation::Head(head()?),
             Route::RESET if session.is_none() => return Err(RequestError::SessionMissing),
             Route::RESET => Operation::Reset,
             _ => Operation::Forward {
@@ -101,15 +101,15 @@ impl Core {
         if needs_head && !info.has_head() {
             return Err(not_here("head"));
         }
-        let is_pca = matches!(route, Route::FORWARD_PCA | Route::LM_HEAD_PCA);
-        if is_pca || operation == Operation::Reset {
+        let is_coded = is_coded(route);
+        if is_coded || operation == Operation::Reset {
             check_fp48(meta, body)?;
         }
         let (lift, seq) = match operation {
             Operation::Reset => (None, 0),
-            _ if is_pca => {
-                let (projection, seq) = self.check_pcar(body, self.boundary_of(operation))?;
-                (Some(projection), seq)
+            _ if is_coded => {
+                let (coding, seq) = self.check_coded(route, body, self.boundary_of(operation))?;
+                (Some(coding), seq)
             }
             _ => (None, self.check_body(body, needs_embedding)?),
         };
@@ -119,7 +119,7 @@ impl Core {
             Operation::Forward { head: Some(_), .. } | Operation::Head(_) | Operation::Reset => None,
         };
         let reply_len = self.check_reply(operation, seq, compress.as_ref(), context)?;
-        if !is_pca {
+        if !is_coded {
             check_fp48(meta, body)?;
         }
         self.check_model(operation, meta)?;
@@ -128,12 +128,12 @@ impl Core {
             self.check_position(pos, seq, session.as_deref(), context.carrier)?;
         }
         if let Operation::Head(_) = operation {
-            check_finite(body, lift.is_some())?;
+            check_finite(body, lift.as_ref())?;
         }
         if self.draining.load(Ordering::Relaxed) && operation != Operation::Reset {
             // Its turn will not come, so what is looked at then is looked at now: a fault of the request comes first.
             if let Operation::Forward { ids: false, .. } = operation {
-                check_finite(body, lift.is_some())?;
+                check_finite(body, lift.as_ref())?;
             }
             return Err(RequestError::Draining { retry_after_ms: self.retry_after_ms() });
         }
@@ -201,14 +201,15 @@ impl Core {
         &self,
         operation: Operation,
         seq: usize,
-        compress: Option<&Projection>,
+        compress: Option<&Coding>,
         context: &Context,
     ) -> Result<usize, RequestError> {
         let info = self.model.info();
         let (rows, width) = match operation {
             Operation::Reset => (0, 0),
             Operation::Embed | Operation::Forward { head: None, .. } => {
-                (seq, compress.map_or(4 * info.hidden_dim, Projection::width))
+                let raw = seq.saturating_mul(4 * info.hidden_dim);
+                (1, compress.map_or(raw, |coding| coding.max_len(seq)))
             }
             Operation::Forward { head: Some(head), .. } => (1, head_width(head, info.vocab)),
             Operation::Head(head) => (seq, head_width(head, info.vocab)),
@@ -290,8 +291,8 @@ fn fp48(body: &[u8]) -> u64 {
 /// What a reply's body holds.
 enum Answer {
     Residuals(Vec<f32>),
-    /// Residuals as a PCAR body.
-    Components(Vec<u8>),
+    /// Residuals in another form: the body kind and the body.
+    Coded(&'static str, Vec<u8>),
     Head(HeadOutput),
     Nothing,
 }
@@ -353,7 +354,7 @@ impl Core {
             }
             Operation::Embed => {
                 call.check_time(cancel)?;
-                call.answer(self.embed(&call.body)?)?
+                call.answer(self.embed(&call.body)?, None, &mut Norms::default())?
             }
             Operation::Head(head) => {
                 let residuals = call.residuals(&mut lift)?;
@@ -390,7 +391,7 @@ impl Core {
             stages.lift.observe(lift);
             traffic.saved_bytes(Direction::In).add(saved(&call.body));
         }
-        if let Answer::Components(body) = answer {
+        if let Answer::Coded(_, body) = answer {
             traffic.saved_bytes(Direction::Out).add(saved(body));
         }
         if let Operation::Forward { .. } = call.operation {
@@ -424,7 +425,7 @@ impl Core {
             let lifted = call.finite_residuals(lift)?;
             call.check_time(cancel)?;
             let mut cache = self.model.new_cache();
-            let (answer, _) = self.compute(call, lifted, cache.as_mut(), cancel)?;
+            let (answer, _) = self.compute(call, lifted, cache.as_mut(), (0, &mut Norms::default()), cancel)?;
             return Ok(Some((answer, 0)));
         };
         let refused = |refused, got| self.refused(refused, got);
@@ -449,7 +450,9 @@ impl Core {
         self.sessions.reserve(&guard, growth).map_err(|error| refused(error, begin))?;
         let result = call.check_time(cancel).and_then(|()| {
             state.truncate(begin);
-            let answer = self.compute(call, lifted, state.cache.as_mut(), cancel);
+            let mut norms = std::mem::take(&mut state.kept.norms);
+            let answer = self.compute(call, lifted, state.cache.as_mut(), (begin, &mut norms), cancel);
+            state.kept.norms = norms;
             answer.inspect_err(|_| state.truncate(begin))
         });
         if let Ok((_, tail)) = &result {
@@ -457,8 +460,10 @@ impl Core {
             if let Some((address, sequence)) = by {
                 state.changed_by(address, sequence);
             }
-            let provenance = call.lift.as_ref().map_or(Provenance::Raw, |lift| Provenance::Basis(lift.basis_fp()));
+            let provenance = call.lift.as_ref().map_or(Provenance::Raw, Coding::provenance);
+            let norms = std::mem::take(&mut state.kept.norms);
             state.kept.note(begin, call.seq, tail, provenance, by);
+            state.kept.norms = norms;
         }
         self.sessions.settle(&guard, state.bytes());
         let (answer, _) = result?;
@@ -472,6 +477,7 @@ impl Core {
         call: &Call<'_>,
         residuals: Option<Vec<f32>>,
         cache: &mut dyn Cache,
+        (begin, norms): (usize, &mut Norms),
         cancel: &CancelToken,
     ) -> Result<(Answer, Vec<f32>), RequestError> {
         let input = residuals.map_or_else(|| self.embed(&call.body), Ok)?;
@@ -480,7 +486,7 @@ impl Core {
         let tail = output[output.len().saturating_sub(self.model.info().hidden_dim)..].to_vec();
         let answer = match call.operation {
             Operation::Forward { head: Some(head), .. } => Answer::Head(self.apply_head(&tail, head, cancel)?),
-            _ => call.answer(output)?,
+            _ => call.answer(output, Some(begin), norms)?,
         };
         Ok((answer, tail))
     }
@@ -515,7 +521,7 @@ impl Core {
         let info = self.model.info();
         let mut encoded = Vec::new();
         let (kind, body) = match answer {
-            Answer::Components(body) => (Some("pcar"), body),
+            Answer::Coded(kind, body) => (Some(*kind), body),
             Answer::Residuals(residuals) => {
                 // The common case goes straight into the frame, below.
                 if call.fp48 {
@@ -556,9 +562,9 @@ impl Core {
 impl Call<'_> {
     /// The residuals of the body; `lift_time` grows by the time that lifting took.
     fn residuals(&self, lift_time: &mut Duration) -> Result<Cow<'_, [f32]>, RequestError> {
-        let Some(projection) = &self.lift else { return floats(&self.body) };
+        let Some(coding) = &self.lift else { return floats(&self.body) };
         let started = Instant::now();
-        let residuals = projection.lift(&self.body, self.seq)?;
+        let residuals = coding.lift(&self.body, self.seq)?;
         *lift_time += started.elapsed();
         Ok(Cow::Owned(residuals))
     }
@@ -568,14 +574,14 @@ impl Call<'_> {
         if let Operation::Forward { ids: true, .. } = self.operation {
             return Ok(None);
         }
-        check_finite(&self.body, self.lift.is_some())?;
+        check_finite(&self.body, self.lift.as_ref())?;
         Ok(Some(self.residuals(lift_time)?.into_owned()))
     }
 
     /// Residuals in the form that the client accepts.
-    fn answer(&self, residuals: Vec<f32>) -> Result<Answer, RequestError> {
+    fn answer(&self, residuals: Vec<f32>, begin: Option<usize>, norms: &mut Norms) -> Result<Answer, RequestError> {
         match &self.compress {
-            Some(projection) => projection.compress(&residuals).map(Answer::Components),
+            Some(coding) => Ok(Answer::Coded(coding.name(), coding.compress(&residuals, begin, norms)?)),
             None => Ok(Answer::Residuals(residuals)),
         }
     }
@@ -593,9 +599,11 @@ impl Call<'_> {
     }
 }
 
-fn check_finite(body: &[u8], is_pcar: bool) -> Result<(), RequestError> {
-    let checked = if is_pcar { PcarBody::decode(body)?.check_finite() } else { residual::check_finite(body) };
-    checked.map_err(|error| RequestError::NonFinite { index: error.index })
+fn check_finite(body: &[u8], coding: Option<&Coding>) -> Result<(), RequestError> {
+    match coding {
+        Some(coding) => coding.check_finite(body),
+        None => residual::check_finite(body).map_err(|error| RequestError::NonFinite { index: error.index }),
+    }
 }
 
 fn floats(body: &[u8]) -> Result<Cow<'_, [f32]>, RequestError> {

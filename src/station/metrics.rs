@@ -197,7 +197,7 @@ impl Collected {
         out.counters("body", "Bytes of bodies by what they hold.", Some(Unit::Bytes), bodies)?;
         out.counters(
             "compression_saved",
-            "Bytes that bodies of PCA components would have had more as f32.",
+            "Bytes that bodies of PCA components or fewer bits would have had more as f32.",
             Some(Unit::Bytes),
             Direction::ALL.iter().map(|way| ([("direction", way.name())], traffic.saved_bytes(*way).value())),
         )?;

@@ -6,6 +6,7 @@
 
 mod address;
 pub mod auth;
+mod coding;
 mod duplicates;
 pub mod error;
 mod hello;
@@ -296,14 +297,14 @@ impl Station {
         let route = Route(request.frame.stream_id);
         match route {
             Route::HELLO | Route::HEALTH | Route::EMBED | Route::FORWARD | Route::LM_HEAD | Route::RESET => {}
-            Route::FORWARD_PCA | Route::LM_HEAD_PCA => {}
+            _ if coding::is_coded(route) => {}
             Route::AMPLITUHEDRON_REPLAY | Route::AMPLITUHEDRON_CAPTURE | Route::SHARD_PUT | Route::SHARD_GET => {}
             _ if route.name().is_some() => return Err(RequestError::RouteNotEnabled(route)),
             _ => return Err(RequestError::UnknownRoute(route)),
         }
         let payload = Payload::decode(request.frame.payload)?;
         let meta = RequestMeta::parse(payload.meta)?;
-        context.note(&self.core, route, &meta, request, payload.body.len());
+        context.note(&self.core, route, &meta, request, payload.body);
         context.prove(&self.core, meta.token.as_deref());
         let (len, max) = (request.frame.encoded_len(), self.core.limits.max_datagram_len);
         if request.peer.carrier == Carrier::Udp && len > max {
@@ -317,7 +318,7 @@ impl Station {
         // so that copies of it can be answered only from here.
         let remembers = match route {
             _ if stamp.is_some() => true,
-            Route::FORWARD | Route::FORWARD_PCA | Route::RESET | Route::AMPLITUHEDRON_REPLAY => {
+            Route::FORWARD | Route::FORWARD_PCA | Route::FORWARD_Q | Route::RESET | Route::AMPLITUHEDRON_REPLAY => {
                 session.is_some() || self.workers.is_some()
             }
             Route::HELLO | Route::HEALTH | Route::SHARD_PUT | Route::SHARD_GET => false,
@@ -435,9 +436,9 @@ impl Context {
     }
 
     /// Takes over what the meta says for logs, and counts the body.
-    fn note(&mut self, core: &Core, route: Route, meta: &RequestMeta<'_>, request: &Request<'_>, body_len: usize) {
-        let kind = BodyKind::of_request(route, meta);
-        core.counters.traffic.body_bytes(Direction::In, self.carrier, kind).add(body_len as u64);
+    fn note(&mut self, core: &Core, route: Route, meta: &RequestMeta<'_>, request: &Request<'_>, body: &[u8]) {
+        let kind = BodyKind::of_request(route, meta, body);
+        core.counters.traffic.body_bytes(Direction::In, self.carrier, kind).add(body.len() as u64);
         let session = meta.session.as_deref().or(request.peer.default_session.as_deref());
         self.session = session.map(|name| core.tag(name));
         // A sender's trace that cannot be read is to be ignored, as if it were not there.

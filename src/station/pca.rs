@@ -1,4 +1,4 @@
-//! PCA components in place of residuals: what the `_PCA` routes take, and what `accept` may turn an answer into.
+//! PCA components in place of residuals.
 //!
 //! The order of the checks is part of the protocol: tag and sizes (400), the basis (412), its methodology (412), the width
 //! (400), the boundary (409, then 412 if the basis has none), the number of components (400), finite numbers (422). A
@@ -8,14 +8,13 @@ use std::sync::Arc;
 
 use aeon_proto::{
     kernel,
-    meta::{BodyKind, RequestMeta},
     pcar::{self, PcarBody},
     residual,
 };
 
 use super::{Core, error::RequestError};
 use crate::{
-    basis::{BasisFile, LookupError},
+    basis::BasisFile,
     telemetry::faults::{Fault, fault},
 };
 
@@ -28,6 +27,16 @@ pub(super) struct Projection {
 }
 
 impl Projection {
+    /// `k` components of a basis that has them.
+    pub(super) const fn new(file: Arc<BasisFile>, boundary: u32, k: usize) -> Self {
+        Self { file, boundary, k }
+    }
+
+    /// The basis.
+    pub(super) const fn file(&self) -> &Arc<BasisFile> {
+        &self.file
+    }
+
     /// Bytes of one position in this form.
     pub(super) const fn width(&self) -> usize {
         pcar::HEADER_LEN + 4 * self.k
@@ -85,25 +94,13 @@ fn shape_error(error: kernel::ShapeError) -> RequestError {
 impl Core {
     /// Checks a PCAR body up to its numbers; `expected` is the boundary that the route takes. Returns the positions too.
     pub(super) fn check_pcar(&self, body: &[u8], expected: u32) -> Result<(Projection, usize), RequestError> {
-        if body.is_empty() {
-            return Err(RequestError::NoPositions);
-        }
         let body = PcarBody::decode(body)?;
         let seq = body.seq();
         if seq > self.limits.max_positions {
             return Err(RequestError::TooManyPositions { seq, max: self.limits.max_positions });
         }
-        let set = self.bases.current();
-        let file = set.find(body.basis_fp(), body.methodology()).map_err(|error| match error {
-            LookupError::UnknownBasis { have, .. } => RequestError::UnknownBasis { have },
-            LookupError::Methodology { expected, .. } => RequestError::MethodologyMismatch { expected },
-        })?;
-        let hidden_dim = self.model.info().hidden_dim;
-        for (part, got) in [("body", body.hidden_dim()), ("basis", file.hidden_dim())] {
-            if got as usize != hidden_dim {
-                return Err(RequestError::PcarHiddenDim { part, expected: hidden_dim, got });
-            }
-        }
+        let file = self.named_basis(body.basis_fp(), body.methodology())?;
+        self.check_width(body.hidden_dim(), Some(&file))?;
         if body.boundary() != expected {
             return Err(RequestError::Boundary { expected, got: body.boundary() });
         }
@@ -115,48 +112,6 @@ impl Core {
         if k > max {
             return Err(RequestError::TooManyComponents { k, max });
         }
-        Ok((Projection { file: Arc::clone(file), boundary: expected, k }, seq))
-    }
-
-    /// How residuals at `boundary` are answered: the first kind of `accept` that can be given. `None` is f32.
-    pub(super) fn choose_kind(
-        &self,
-        meta: &RequestMeta<'_>,
-        input: Option<&Projection>,
-        boundary: u32,
-    ) -> Result<Option<Projection>, RequestError> {
-        let Some(kinds) = &meta.accept else { return Ok(None) };
-        for kind in kinds {
-            match kind {
-                BodyKind::F32 => return Ok(None),
-                BodyKind::Pcar => {
-                    if let Some(projection) = self.output_projection(meta, input, boundary) {
-                        return Ok(Some(projection));
-                    }
-                }
-                BodyKind::F16 | BodyKind::I8 | BodyKind::Q(_) | BodyKind::E(_) => {}
-            }
-        }
-        Err(RequestError::NothingAcceptable)
-    }
-
-    fn output_projection(
-        &self,
-        meta: &RequestMeta<'_>,
-        input: Option<&Projection>,
-        boundary: u32,
-    ) -> Option<Projection> {
-        let set = self.bases.current();
-        let usable = |file: &Arc<BasisFile>| {
-            let max = file.boundary(boundary)?.k;
-            let k = meta.accept_k.map_or(max, |k| max.min(k as usize));
-            let fits = file.hidden_dim() as usize == self.model.info().hidden_dim;
-            (fits && k > 0).then(|| Projection { file: Arc::clone(file), boundary, k })
-        };
-        match &meta.accept_basis {
-            Some(fingerprints) => fingerprints.iter().find_map(|basis_fp| usable(set.get(*basis_fp)?)),
-            // The basis of the request, even if it was withdrawn since the request was checked.
-            None => usable(&input?.file),
-        }
+        Ok((Projection { file, boundary: expected, k }, seq))
     }
 }

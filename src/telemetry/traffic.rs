@@ -3,6 +3,7 @@
 use aeon_proto::{
     frame::HEADER_LEN,
     meta::{Input, RequestMeta},
+    qres::Format,
     route::Route,
 };
 
@@ -62,6 +63,22 @@ labels! {
         F32 = "f32",
         /// PCA components.
         Pcar = "pcar",
+        /// Residuals in half precision.
+        F16 = "f16",
+        /// Residuals in 8-bit blocks.
+        I8 = "i8",
+        /// Rotated residuals of 3 bits.
+        Q3 = "q3",
+        /// Of 4 bits.
+        Q4 = "q4",
+        /// Of 5 bits.
+        Q5 = "q5",
+        /// Of 6 bits.
+        Q6 = "q6",
+        /// Of 7 bits.
+        Q7 = "q7",
+        /// Of 8 bits.
+        Q8 = "q8",
         /// Token ids.
         U32 = "u32",
         /// The most likely ids and their logits.
@@ -164,14 +181,17 @@ impl StatusLabel {
 }
 
 impl BodyKind {
-    /// What the body of a request holds, by its route and meta.
+    /// What the body of a request holds, by its route, its meta, and for a quantised one by its header.
     #[must_use]
-    pub fn of_request(route: Route, meta: &RequestMeta<'_>) -> Self {
+    pub fn of_request(route: Route, meta: &RequestMeta<'_>, body: &[u8]) -> Self {
         match route {
             Route::EMBED => Self::U32,
             Route::FORWARD if meta.input == Input::Ids => Self::U32,
             Route::FORWARD | Route::LM_HEAD => Self::F32,
             Route::FORWARD_PCA | Route::LM_HEAD_PCA => Self::Pcar,
+            Route::FORWARD_Q | Route::LM_HEAD_Q => {
+                Format::peek(body).map_or(Self::Other, |format| Self::named(format.name().as_bytes()))
+            }
             Route::AMPLITUHEDRON_CAPTURE => Self::Bwah,
             _ => Self::Other,
         }

@@ -81,24 +81,24 @@ async fn try_steps(pipeline: &mut Pipeline, ids: &[u32], steps: usize) -> Result
     Ok(out)
 }
 
-async fn steps(pipeline: &mut Pipeline, ids: &[u32], steps: usize) -> Vec<Next> {
+pub(crate) async fn steps(pipeline: &mut Pipeline, ids: &[u32], steps: usize) -> Vec<Next> {
     try_steps(pipeline, ids, steps).await.unwrap()
 }
 
-fn traffic(pipeline: &Pipeline) -> Vec<HopTraffic> {
+pub(crate) fn traffic(pipeline: &Pipeline) -> Vec<HopTraffic> {
     pipeline.stages().iter().map(|stage| stage.traffic).collect()
 }
 
-fn refused(pipeline: &Pipeline) -> Vec<u64> {
+pub(crate) fn refused(pipeline: &Pipeline) -> Vec<u64> {
     traffic(pipeline).iter().map(|hop| hop.refused).collect()
 }
 
-fn compressed(pipeline: &Pipeline) -> Vec<u64> {
+pub(crate) fn compressed(pipeline: &Pipeline) -> Vec<u64> {
     traffic(pipeline).iter().map(|hop| hop.compressed).collect()
 }
 
 /// What a run gives where the stations have these bases from the start.
-async fn run_with(files: [&[&Vec<u8>]; 3], wire: Wire) -> Vec<Next> {
+pub(crate) async fn run_with(files: [&[&Vec<u8>]; 3], wire: Wire) -> Vec<Next> {
     let nodes = mesh(files).await;
     let mut pipeline = connect(&addresses(&nodes), wire).await;
     let out = steps(&mut pipeline, &prompt(1, 20), 5).await;

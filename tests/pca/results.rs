@@ -160,10 +160,10 @@ async fn the_first_acceptable_kind_and_basis_that_the_station_has_is_given() {
         by(forward, r#"{"accept":["pcar","f32"]}"#, Raw),
         by(forward, r#"{"accept":["pcar"]}"#, Refused),
         // Kinds that this station cannot give, and that nobody knows, are passed over.
-        by(pca, r#"{"accept":["q4","i8","f16","e3","pcar"]}"#, Pcar(0, 8)),
+        by(pca, r#"{"accept":["e4","e8","e3","pcar"]}"#, Pcar(0, 8)),
         by(pca, r#"{"accept":["zstd","PCAR","q9","","pcar"]}"#, Pcar(0, 8)),
-        by(pca, r#"{"accept":["q4","f32","pcar"]}"#, Raw),
-        by(pca, r#"{"accept":["q4","i8"]}"#, Refused),
+        by(pca, r#"{"accept":["e4","f32","pcar"]}"#, Raw),
+        by(pca, r#"{"accept":["e4","e8"]}"#, Refused),
         by(pca, r#"{"accept":["unheard"]}"#, Refused),
         by(pca, r#"{"accept":[]}"#, Refused),
         by(forward, r#"{"accept":[]}"#, Refused),
@@ -214,7 +214,7 @@ async fn the_first_acceptable_kind_and_basis_that_the_station_has_is_given() {
         // A refusal leaves the session alone.
         let meta = |more: &str| format!(r#"{{"session":"{carrier}","pos":0{more}}}"#);
         link.ask(pca, &meta(""), &body_a).ok();
-        assert_eq!(link.ask(pca, &meta(r#","accept":["q4"]"#), &body_a).status(), 400);
+        assert_eq!(link.ask(pca, &meta(r#","accept":["e4"]"#), &body_a).status(), 400);
         assert_eq!(link.session_len(carrier, DEMO), 3);
     }
 }
@@ -261,7 +261,7 @@ async fn hello_lists_the_bases_to_clients_of_version_one_only() {
         let v1 = r#"{"content_type":"application/x-aeon-flow; v=1"}"#;
         let hello = link.ask(Route::HELLO, v1, &[]).meta;
         assert_eq!(hello["content_type"], "application/x-aeon-flow; v=1");
-        assert_eq!(hello["accepts"].to_string(), r#"["f32","pcar"]"#);
+        assert_eq!(hello["accepts"].to_string(), r#"["f32","f16","i8","q8","q7","q6","q5","q4","q3","pcar"]"#);
         let listed = hello["bases"].as_array().unwrap();
         assert_eq!(listed.len(), 2);
         for (basis, listed) in [&a, &b].into_iter().zip(listed) {
@@ -288,7 +288,10 @@ async fn hello_lists_the_bases_to_clients_of_version_one_only() {
         link.ask(Route::FORWARD_PCA, "", &pcar_body(&a, 0, 1, &[1.0])).ok();
         node.replace(set::<Vec<u8>>(&[], &[]));
         let hello = link.ask(Route::HELLO, v1, &[]).meta;
-        assert_eq!((hello["accepts"].to_string(), hello["bases"].to_string()), (r#"["f32"]"#.into(), "[]".into()));
+        assert_eq!(
+            (hello["accepts"].to_string(), hello["bases"].to_string()),
+            (r#"["f32","f16","i8","q8","q7","q6","q5","q4","q3"]"#.into(), "[]".into())
+        );
         node.replace(set(&[&a_bytes, &b_bytes], &[&spec]));
     }
 }

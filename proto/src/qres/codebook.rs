@@ -89,6 +89,13 @@ static BOOKS: [Codebook; 6] = [
     Codebook::new(8, &LEVELS_8),
 ];
 
+/// The levels of all codes of 3 to 8 bits, ascending, in units of the gain; `None` for other numbers of bits.
+#[must_use]
+pub fn levels(bits: u8) -> Option<&'static [f32]> {
+    let book = Codebook::of(bits)?;
+    book.levels.get(..1 << bits)
+}
+
 impl Codebook {
     /// The levels for 3 to 8 bits.
     pub(super) fn of(bits: u8) -> Option<&'static Self> {
@@ -179,6 +186,7 @@ mod tests {
                 assert_eq!(book.level(wanted as u8), -book.level((count - 1 - wanted) as u8));
             }
         }
+        assert_eq!(levels(3).map(<[f32]>::len), Some(8));
         assert!(Codebook::of(2).is_none() && Codebook::of(9).is_none() && Codebook::of(0).is_none());
     }
 

@@ -34,7 +34,7 @@ use self::{
     rows::{Job, Path},
 };
 pub use self::{
-    codebook::{MAX_BITS, MIN_BITS},
+    codebook::{MAX_BITS, MIN_BITS, levels},
     encode::{EncodeError, encode, encoded_len, is_outlier, norm},
     rotation::{MAX_WIDTH, Rotation},
 };
@@ -105,6 +105,14 @@ impl Format {
         Self::ALL.into_iter().find(|format| format.name() == name)
     }
 
+    /// The format that a body says it has; `None` if that is none, or if it is too short to say.
+    #[must_use]
+    pub fn peek(body: &[u8]) -> Option<Self> {
+        let codes = body.get(24..26).filter(|_| body.starts_with(&TAG))?;
+        let (format, bits) = (codes.first()?, codes.last()?);
+        Self::from_codes(*format, *bits)
+    }
+
     /// Whether it takes the mean off and rotates: only such bodies name a basis and a seed.
     #[must_use]
     pub const fn is_rotated(self) -> bool {
@@ -162,13 +170,13 @@ pub enum DecodeError {
     },
     /// Another tag.
     #[error("qres tag is {got:02x?}, expected \"QRES\"")]
-    Tag {
+    BadTag {
         /// What stands there.
         got: [u8; 4],
     },
     /// A format, or a number of bits in it, that is not defined.
     #[error("qres format {format} with {bits} bits; known are 0 with 16, 1 with 8, and 2 with 3 to 8")]
-    Format {
+    UnknownFormat {
         /// The format byte.
         format: u8,
         /// The bits byte.
@@ -176,7 +184,7 @@ pub enum DecodeError {
     },
     /// Flags that are not defined.
     #[error("qres flags are 0x{flags:04x}, only 0x0001 is defined")]
-    Flags {
+    UnknownFlags {
         /// The flags.
         flags: u16,
     },
@@ -271,7 +279,7 @@ impl Header {
     fn check(&self) -> Result<(), DecodeError> {
         let (format, bits) = self.format.codes();
         if Format::from_codes(format, bits).is_none() {
-            return Err(DecodeError::Format { format, bits });
+            return Err(DecodeError::UnknownFormat { format, bits });
         }
         if self.hidden_dim == 0 || self.hidden_dim as usize > MAX_WIDTH {
             return Err(DecodeError::Width { got: self.hidden_dim });
@@ -310,16 +318,18 @@ impl<'a> QresBody<'a> {
         let mut cursor = Cursor::new(bytes);
         let tag = cursor.array().map_err(|_| short(HEADER_LEN))?;
         if tag != TAG {
-            return Err(DecodeError::Tag { got: tag });
+            return Err(DecodeError::BadTag { got: tag });
         }
         let mut word = || cursor.u32_le().map_err(|_| short(HEADER_LEN));
         let (boundary, hidden_dim, seq, basis_fp, methodology) = (word()?, word()?, word()?, word()?, word()?);
         let [format, bits, low, high] = word()?.to_le_bytes();
         let seed = word()?;
-        let Some(format) = Format::from_codes(format, bits) else { return Err(DecodeError::Format { format, bits }) };
+        let Some(format) = Format::from_codes(format, bits) else {
+            return Err(DecodeError::UnknownFormat { format, bits });
+        };
         let flags = u16::from_le_bytes([low, high]);
         if flags & !F32_ESCAPES != 0 {
-            return Err(DecodeError::Flags { flags });
+            return Err(DecodeError::UnknownFlags { flags });
         }
         let header = Header { boundary, hidden_dim, basis_fp, methodology, format, seed };
         header.check()?;

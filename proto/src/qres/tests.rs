@@ -157,7 +157,7 @@ fn nothing_and_zeros_are_finite() {
     assert_eq!(encode(&header, &[1.0; 3]), Err(EncodeError::Shape { got: 3, d: 2 }));
     assert_eq!(encode(&header, &[1.0, f32::NAN]), Err(EncodeError::NonFinite(NonFinite { index: 1 })));
     let wrong = Header { format: Format::Rotated(9), ..header };
-    assert!(matches!(encode(&wrong, &[1.0, 2.0]), Err(EncodeError::Header(DecodeError::Format { .. }))));
+    assert!(matches!(encode(&wrong, &[1.0, 2.0]), Err(EncodeError::Header(DecodeError::UnknownFormat { .. }))));
     let wrong = Header { hidden_dim: 0, ..header };
     assert!(matches!(encode(&wrong, &[1.0, 2.0]), Err(EncodeError::Header(DecodeError::Width { got: 0 }))));
     assert!(out.is_empty());
@@ -171,7 +171,7 @@ fn every_fault_of_a_body_is_named() {
         changed[at..at + bytes.len()].copy_from_slice(bytes);
         QresBody::decode(&changed).map(|body| body.check_finite())
     };
-    assert!(matches!(with(0, b"PCAR"), Err(DecodeError::Tag { got }) if &got == b"PCAR"));
+    assert!(matches!(with(0, b"PCAR"), Err(DecodeError::BadTag { got }) if &got == b"PCAR"));
     assert_eq!(with(8, &[0; 4]), Err(DecodeError::Width { got: 0 }));
     assert_eq!(with(8, &[255; 4]), Err(DecodeError::Width { got: u32::MAX }));
     assert!(matches!(with(8, &[65, 0]), Err(DecodeError::Length { seq: 3, escaped: 1, .. })));
@@ -180,11 +180,11 @@ fn every_fault_of_a_body_is_named() {
     assert!(matches!(with(12, &[4]), Err(DecodeError::Length { seq: 4, .. })));
     assert!(matches!(with(20, &[1]), Err(DecodeError::Unused { field: "methodology", got: 1 })));
     for codes in [[2, 2], [2, 9], [0, 8], [1, 16], [3, 4], [9, 9]] {
-        assert_eq!(with(24, &codes), Err(DecodeError::Format { format: codes[0], bits: codes[1] }));
+        assert_eq!(with(24, &codes), Err(DecodeError::UnknownFormat { format: codes[0], bits: codes[1] }));
     }
     assert!(matches!(with(24, &[1, 8]), Err(DecodeError::Unused { field: "seed", got: 9 })));
-    assert_eq!(with(26, &[2, 0]), Err(DecodeError::Flags { flags: 2 }));
-    assert_eq!(with(27, &[1]), Err(DecodeError::Flags { flags: 0x100 }));
+    assert_eq!(with(26, &[2, 0]), Err(DecodeError::UnknownFlags { flags: 2 }));
+    assert_eq!(with(27, &[1]), Err(DecodeError::UnknownFlags { flags: 0x100 }));
     assert_eq!(with(32, &[0b1010]), Err(DecodeError::Bitmap));
     assert!(matches!(with(32, &[0b110]), Err(DecodeError::Length { escaped: 2, .. })));
     assert_eq!(with(33, &[0, 0x7c]), Ok(Err(NonFinitePosition { position: 0 })));
