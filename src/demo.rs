@@ -20,7 +20,8 @@ const TOKENIZER: &[u8] = include_bytes!("../bases/demo/tokenizer.json");
 const TOKENIZER_CONFIG: &[u8] = include_bytes!("../bases/demo/tokenizer_config.json");
 
 const BASIS: &[u8] = include_bytes!("../bases/demo/demo.pcab");
-const METHODOLOGY: &str = include_str!("../bases/methodologies/demo/k64.json");
+/// The methodology of the demo model's basis, as its file has it.
+pub const METHODOLOGY: &str = include_str!("../bases/methodologies/demo/k64.json");
 
 /// The model's name.
 pub const NAME: &str = "demo";

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use aeon_station::basis::{BasisFile, Boundary, methodologies::Methodologies};
+use aeon_station::basis::{BasisFile, Boundary, metadata::EndEffect, methodologies::Methodologies};
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
@@ -147,9 +147,8 @@ pub(crate) fn table(file: &BasisFile) -> String {
             }
         );
     }
-    let Some(evaluation) = metadata.evaluation.as_ref().filter(|evaluation| !evaluation.boundaries.is_empty()) else {
-        return out + "\n";
-    };
+    let evaluation = metadata.evaluation.as_ref().filter(|evaluation| !evaluation.boundaries.is_empty());
+    let Some(evaluation) = evaluation else { return out + &end_effect(file) + "\n" };
     out += "\nOn other text (k 0 is the mean alone):\n";
     out += &format!(
         "{:>8} {:>5} {:>9} {:>9} {:>9} {:>9}\n",
@@ -162,7 +161,34 @@ pub(crate) fn table(file: &BasisFile) -> String {
             out += &format!("{boundary:>8} {k:>5} {explained:>8.2}% {cosine:>9.4} {centred:>9.4} {error:>9.4}\n");
         }
     }
-    out + "\n"
+    out + &end_effect(file) + "\n"
+}
+
+/// What the components do to the model's output, and the verdict.
+fn end_effect(file: &BasisFile) -> String {
+    if file.boundaries().all(|part| part.k == 0) {
+        return String::new();
+    }
+    let Some(judged) = file.metadata().end_effect.as_ref().filter(|judged| !judged.boundaries.is_empty()) else {
+        return "\nWhat these components do to the model's output was never judged; aeonctl basis fit --judge does it.\n"
+            .to_owned();
+    };
+    let mut out = format!(
+        "\nEnd effect of all components at one cut, on {} positions of {}:\n{:>8} {:>5} {:>9} {:>9} {:>12}\n",
+        judged.positions, judged.text, "boundary", "k", "KL", "top-1", "perplexity"
+    );
+    for (boundary, effect) in &judged.boundaries {
+        let (k, kl, top1, ratio) = (effect.k, effect.kl, 100.0 * effect.top1, effect.perplexity_ratio);
+        out += &format!("{boundary:>8} {k:>5} {kl:>9.4} {top1:>8.1}% {:>12}\n", format!("x{ratio:.4}"));
+    }
+    let percent = 100.0 * judged.budget;
+    out += &match judged.passed() {
+        true => format!("PASSED: no cut costs more than {percent} % of perplexity\n"),
+        false => {
+            format!("FAILED: a cut costs more than {percent} % of perplexity; generate uses it with --force only\n")
+        }
+    };
+    out
 }
 
 fn norm(values: &[f32]) -> f64 {
@@ -188,6 +214,7 @@ pub(crate) fn describe(file: &BasisFile) -> Value {
         "hidden_dim": file.hidden_dim(),
         "bytes": file.byte_len(),
         "boundaries": file.boundaries().map(boundary).collect::<Vec<_>>(),
+        "passed": file.metadata().end_effect.as_ref().map(EndEffect::passed),
         "metadata": serde_json::from_str::<Value>(file.metadata_text()).unwrap_or_default(),
     })
 }

@@ -14,11 +14,19 @@ use aeon_station::basis::{
     atomic::write_atomically,
     evaluate::evaluate,
     fit::{FitOptions, Phase, Progress, Rows, fit_group},
-    metadata::{Calibration, Evaluation, Metadata, Policy},
+    metadata::{Calibration, EndEffect, Evaluation, Metadata, Policy},
     methodologies::read_spec,
-    pca::FittedLayer,
+    pca::{FittedLayer, encode_pca_bases},
     residuals::{ResidualFile, read_npy},
     write_pca_bases,
+};
+use aeon_station::{
+    client::sampler::Sampling,
+    evaluate::{
+        Mesh as _,
+        judge::{judge, split_for},
+    },
+    model::load::ModelSpec,
 };
 use anyhow::Context as _;
 use clap::Args;
@@ -28,9 +36,13 @@ use serde_json::json;
 
 use crate::{
     Context, basis,
+    evaluate::{Source, Windows, as_usage, demo_config_fp, progress_bar, tokenizer_of},
     methodology::{rule, rule_json},
     usage,
 };
+
+/// Positions of a window to judge with, as `aeonctl evaluate` has them.
+const JUDGE_CONTEXT: usize = 128;
 
 /// Options of `aeonctl basis fit`.
 #[derive(Debug, Args)]
@@ -65,7 +77,7 @@ pub(crate) struct Fit {
     /// Boundaries to fit, such as 1,2,8..12; for .npy files what each is of, in their order [default: all; 0, 1, …]
     #[arg(long, value_name = "LIST")]
     boundaries: Option<String>,
-    /// Fit to positions of outlying norm too (over four times the median)
+    /// Fit to the first position of each window and to positions of outlying norm too (over four times the median)
     #[arg(long)]
     keep_outliers: bool,
     /// Decompose wider residuals by random projection
@@ -80,6 +92,19 @@ pub(crate) struct Fit {
     /// Numbers of components to measure at
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [0, 8, 16, 32, 64, 128])]
     evaluate_at: Vec<usize>,
+    /// Judge what all components do to the output of the model, cut at each boundary in turn, and write the verdict into
+    /// the file: with this text (a text file, a .json file of token windows, or sample:N), which was not fitted to
+    #[arg(long, value_name = "TEXT", requires = "judge_model")]
+    judge: Option<Source>,
+    /// The model to judge with: a directory, FILE.gguf or demo
+    #[arg(long, value_name = "M", requires = "judge")]
+    judge_model: Option<String>,
+    /// What a cut may cost in perplexity, in per cent; a basis that costs more fails, and generate then asks for --force
+    #[arg(long, value_name = "PERCENT", default_value_t = 1.0, requires = "judge")]
+    judge_budget: f32,
+    /// Positions to judge at most
+    #[arg(long, value_name = "N", default_value_t = 1024, requires = "judge")]
+    judge_tokens: usize,
 }
 
 /// The files that residuals come from.
@@ -94,6 +119,9 @@ impl Fit {
     pub(crate) fn run(self, context: &Context) -> anyhow::Result<()> {
         if self.group == 0 {
             return Err(usage("--group 0: a group has at least one boundary"));
+        }
+        if !(0.0..=1000.0).contains(&self.judge_budget) {
+            return Err(usage(format!("--judge-budget {} is not between 0 and 1000", self.judge_budget)));
         }
         let mut inputs = self.open()?;
         let boundaries = self.boundaries(&inputs)?;
@@ -121,12 +149,17 @@ impl Fit {
         for group in boundaries.chunks(self.group as usize) {
             let matrices =
                 group.iter().map(|boundary| inputs.read(*boundary)).collect::<anyhow::Result<Vec<Array2<f32>>>>()?;
+            let given: Vec<usize> = matrices.iter().map(Array2::nrows).collect();
+            let matrices: Vec<Array2<f32>> = match self.keep_outliers {
+                true => matrices,
+                false => matrices.into_iter().map(|rows| without(rows, &inputs.firsts(group[0]))).collect(),
+            };
             let rows: Vec<_> = group
                 .iter()
                 .zip(&matrices)
                 .map(|(boundary, values)| Rows { boundary: *boundary, values: values.view() })
                 .collect();
-            let bar = progress_bar(group)?;
+            let bar = fit_bar(group)?;
             let fit = fit_group(&rows, &options, &mut |progress| show(&bar, progress));
             bar.finish_and_clear();
             let fit = fit?;
@@ -134,7 +167,10 @@ impl Fit {
                 "randomized".clone_into(&mut metadata.policy.method);
             }
             let components = Arc::new(fit.components);
-            for member in fit.members {
+            for (mut member, given) in fit.members.into_iter().zip(given) {
+                let first = given as u64 - member.statistics.rows;
+                member.statistics.rows += first;
+                member.statistics.outliers += first;
                 metadata.boundaries.insert(member.boundary, member.statistics);
                 layers.push(FittedLayer {
                     boundary: member.boundary,
@@ -147,8 +183,12 @@ impl Fit {
         if let Some(path) = &self.evaluate {
             metadata.evaluation = Some(self.measure(path, &layers, &metadata)?);
         }
-        let metadata = serde_json::to_string(&metadata)?;
-        let bases = PcaBases { hidden_dim: spec.hidden_dim(), methodology: spec.id(), metadata, layers };
+        let text = serde_json::to_string(&metadata)?;
+        let mut bases = PcaBases { hidden_dim: spec.hidden_dim(), methodology: spec.id(), metadata: text, layers };
+        if let (Some(text), Some(model)) = (&self.judge, &self.judge_model) {
+            metadata.end_effect = Some(self.judged(text, model, &bases)?);
+            bases.metadata = serde_json::to_string(&metadata)?;
+        }
         if !self.methodology.exists() {
             if let Some(folder) = self.methodology.parent() {
                 std::fs::create_dir_all(folder).with_context(|| format!("making the folder {}", folder.display()))?;
@@ -279,6 +319,32 @@ impl Fit {
         Ok(spec)
     }
 
+    /// Judges the components by the output of the model.
+    fn judged(&self, text: &Source, model: &str, bases: &PcaBases) -> anyhow::Result<EndEffect> {
+        let basis = BasisFile::from_bytes(&self.out, &encode_pca_bases(&self.out, bases)?)?;
+        let spec = ModelSpec::parse(model).map_err(|error| usage(error.to_string()))?;
+        let mut split = split_for(&spec, &basis).map_err(as_usage)?;
+        let sampling = Sampling { temperature: 1.0, top_p: 1.0, seed: self.seed };
+        let windows = Windows { context: JUDGE_CONTEXT, max_tokens: self.judge_tokens, sampling };
+        let is_demo = split.info().config_fp == demo_config_fp()?;
+        let windows = text.windows(&mut split, windows, &|| tokenizer_of(None, Some(&spec), is_demo))?;
+        // Without the folder, which is nobody's business.
+        let name = match text {
+            Source::Text(path) | Source::Tokens(path) => {
+                path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+            }
+            Source::Sample(_) => text.to_string(),
+        };
+        let bar = progress_bar("judging", 1)?;
+        let effect =
+            judge(&mut split, &Arc::new(basis), &windows, name, self.judge_budget / 100.0, &mut |done, total| {
+                bar.set_length(total as u64);
+                bar.set_position(done as u64);
+            });
+        bar.finish_and_clear();
+        effect.map_err(as_usage)
+    }
+
     /// Measures the layers on other residuals.
     fn measure(&self, path: &Path, layers: &[FittedLayer], metadata: &Metadata) -> anyhow::Result<Evaluation> {
         let mut file = ResidualFile::open(path)?;
@@ -322,6 +388,23 @@ impl Inputs {
         }
     }
 
+    /// The rows that are the first positions of texts, as far as the files say how long their windows are. What the first
+    /// token of a text leaves behind is like no other position's residual.
+    fn firsts(&self, boundary: u32) -> BTreeSet<usize> {
+        let Self::SafeTensors(files) = self else { return BTreeSet::new() };
+        let mut firsts = BTreeSet::new();
+        let mut start = 0;
+        for file in files {
+            let rows = file.rows(boundary);
+            let window = file.metadata().get("window").and_then(|window| window.parse::<usize>().ok());
+            if let Some(window) = window.filter(|window| *window > 1) {
+                firsts.extend((0..rows).step_by(window).map(|row| start + row));
+            }
+            start += rows;
+        }
+        firsts
+    }
+
     /// What all files say alike of themselves.
     fn metadata(&self) -> BTreeMap<String, String> {
         let Self::SafeTensors(files) = self else { return BTreeMap::new() };
@@ -332,6 +415,15 @@ impl Inputs {
         }
         metadata
     }
+}
+
+/// All rows but some.
+fn without(rows: Array2<f32>, left_out: &BTreeSet<usize>) -> Array2<f32> {
+    if left_out.is_empty() {
+        return rows;
+    }
+    let kept: Vec<usize> = (0..rows.nrows()).filter(|row| !left_out.contains(row)).collect();
+    rows.select(Axis(0), &kept)
 }
 
 /// Reads a list such as `1,2,8..12`, in its order and without repetitions.
@@ -366,7 +458,7 @@ fn hashes(paths: &[PathBuf]) -> anyhow::Result<BTreeMap<String, String>> {
 }
 
 /// A bar on stderr; nothing if that is no terminal.
-fn progress_bar(group: &[u32]) -> anyhow::Result<ProgressBar> {
+fn fit_bar(group: &[u32]) -> anyhow::Result<ProgressBar> {
     let style = ProgressStyle::with_template("{prefix} {bar:30} {pos}/{len} {msg} {elapsed}")?;
     let names: Vec<String> = group.iter().map(u32::to_string).collect();
     let bar = ProgressBar::new(1).with_style(style).with_prefix(format!("boundary {}", names.join(", ")));

@@ -23,7 +23,7 @@ use aeon_station::{
 use anyhow::Context as _;
 use clap::Args;
 
-use crate::{Context, report, unfinished::Unfinished, usage};
+use crate::{Context, report, unfinished::Unfinished, usage, verdict};
 
 /// The values of `--wire`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,6 +94,9 @@ pub(crate) struct Generate {
     /// has no basis
     #[arg(long, value_name = "FILE.pcab")]
     basis: Option<PathBuf>,
+    /// With --wire pcar, use bases that failed their own evaluation all the same
+    #[arg(long)]
+    force: bool,
     /// Skip the prefill if all stations remember the prompt; let them remember it otherwise
     #[arg(long)]
     replay: bool,
@@ -142,6 +145,9 @@ impl Generate {
         }
         if self.wire != WireForm::Exact {
             let local = self.basis.as_deref().map(BasisFile::open).transpose()?.map(Arc::new);
+            if self.wire == WireForm::Pcar {
+                verdict::check(&pipeline, local.as_deref(), self.force)?;
+            }
             let basis_fp = local.as_ref().map(|basis| basis.basis_fp());
             pipeline.set_wire(match self.wire {
                 WireForm::Exact => Wire::Exact,
@@ -276,6 +282,9 @@ impl Generate {
         }
         if let Some(basis) = &self.basis {
             line += &format!(" --basis {}", basis.display());
+        }
+        if self.force {
+            line += " --force";
         }
         line + &format!(" --resume {}", path.display())
     }

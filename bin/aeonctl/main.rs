@@ -9,6 +9,7 @@ mod chart;
 mod common;
 mod demo;
 mod doctor;
+mod evaluate;
 mod fidelity;
 mod fit;
 mod generate;
@@ -19,6 +20,7 @@ mod replay;
 mod report;
 mod top;
 mod unfinished;
+mod verdict;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -68,6 +70,8 @@ enum Command {
     Generate(generate::Generate),
     /// Start two stations in this process, one on a Unix socket and one on UDP, and generate text through both
     Demo(demo::Demo),
+    /// Judge forms of residuals by what they do to a model's output: bytes, cosine, divergence, perplexity, drafts
+    Evaluate(Box<evaluate::Evaluate>),
     /// Run a text through a mesh and write what crosses each boundary
     CaptureResiduals(capture::Capture),
     /// Fit, inspect and verify basis files
@@ -209,6 +213,7 @@ fn run(command: Command, context: &Context) -> anyhow::Result<()> {
             Command::Forward(forward) => forward.run(context).await,
             Command::Generate(generate) => generate.run(context).await,
             Command::Demo(demo) => demo.run(context).await,
+            Command::Evaluate(evaluate) => evaluate.run(context).await,
             Command::CaptureResiduals(capture) => capture.run(context).await,
             Command::Top(top) => top.run(context).await,
             Command::Reload => admin::reload(context).await,

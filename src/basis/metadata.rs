@@ -25,6 +25,68 @@ pub struct Metadata {
     /// How well it represents residuals that it was not fitted to, if that was measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evaluation: Option<Evaluation>,
+    /// What its components do to the model's output, if that was measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub end_effect: Option<EndEffect>,
+}
+
+/// What sending residuals as components does to a model's output, and whether that is good enough.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct EndEffect {
+    /// What it was measured on, for people.
+    pub text: String,
+    /// Positions that were judged.
+    pub positions: u64,
+    /// What a cut may cost in perplexity, such as 0.01 for one per cent.
+    pub budget: f32,
+    /// For each boundary that was judged: the effect of all its components there, and raw residuals elsewhere.
+    pub boundaries: BTreeMap<u32, BoundaryEffect>,
+}
+
+/// The effect at one boundary.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct BoundaryEffect {
+    /// Components.
+    pub k: u32,
+    /// Kullback-Leibler divergence of the next token from the unsplit model's, nats, mean.
+    pub kl: f32,
+    /// Share of positions with the same most likely token.
+    pub top1: f32,
+    /// Perplexity over that of the unsplit model.
+    pub perplexity_ratio: f32,
+}
+
+impl EndEffect {
+    /// Whether every boundary that was judged is within the budget; not if none was.
+    #[must_use]
+    pub fn passed(&self) -> bool {
+        !self.boundaries.is_empty() && self.boundaries.values().all(|effect| effect.cost() <= self.allowed())
+    }
+
+    /// The boundary that costs most.
+    #[must_use]
+    pub fn worst(&self) -> Option<(u32, BoundaryEffect)> {
+        let by_cost = |a: &(&u32, &BoundaryEffect), b: &(&u32, &BoundaryEffect)| a.1.cost().total_cmp(&b.1.cost());
+        self.boundaries.iter().max_by(by_cost).map(|(boundary, effect)| (*boundary, *effect))
+    }
+
+    /// The budget in nats.
+    #[must_use]
+    pub fn allowed(&self) -> f32 {
+        self.budget.ln_1p()
+    }
+}
+
+impl BoundaryEffect {
+    /// Nats a token: the divergence, or the growth of the text's own surprise if that is more. What is no number costs
+    /// everything.
+    #[must_use]
+    pub fn cost(&self) -> f32 {
+        let cost = self.kl.max(self.perplexity_ratio.ln());
+        if cost.is_nan() || self.kl.is_nan() { f32::INFINITY } else { cost }
+    }
 }
 
 /// How a basis was fitted.
@@ -103,6 +165,7 @@ impl Metadata {
             calibration: serde_json::from_value(take("calibration")).unwrap_or_default(),
             boundaries: serde_json::from_value(take("boundaries")).unwrap_or_default(),
             evaluation: serde_json::from_value(take("evaluation")).unwrap_or_default(),
+            end_effect: serde_json::from_value(take("end_effect")).unwrap_or_default(),
         }
     }
 
@@ -118,10 +181,28 @@ mod tests {
     use super::*;
 
     #[test]
+    fn every_boundary_must_be_within_the_budget() {
+        let effect = |kl, perplexity_ratio| BoundaryEffect { k: 8, kl, top1: 0.9, perplexity_ratio };
+        let judged = |effects: &[BoundaryEffect]| EndEffect {
+            budget: 0.01,
+            boundaries: (1..).zip(effects.iter().copied()).collect(),
+            ..EndEffect::default()
+        };
+        assert!(!judged(&[]).passed());
+        assert!(judged(&[effect(0.005, 1.002), effect(0.0099, 0.99)]).passed());
+        assert!(!judged(&[effect(0.005, 1.002), effect(0.0101, 1.0)]).passed());
+        // A divergence that looks small hides no perplexity that does not.
+        let worst = judged(&[effect(0.02, 1.0), effect(0.005, 1.05)]);
+        assert_eq!((worst.passed(), worst.worst().map(|(boundary, _)| boundary)), (false, Some(2)));
+        assert!(!judged(&[effect(f32::NAN, 1.0)]).passed());
+    }
+
+    #[test]
     fn metadata_read_back_and_foreign_ones_do_no_harm() {
         let mut metadata = Metadata { model: "toy".into(), ..Metadata::default() };
         metadata.boundaries.insert(3, BoundaryStatistics { rows: 10, outliers: 1, median_norm: 2.5 });
         metadata.evaluation = Some(Evaluation::default());
+        metadata.end_effect = Some(EndEffect { budget: 0.01, positions: 9, ..EndEffect::default() });
         let text = serde_json::to_string(&metadata).unwrap();
         assert_eq!(Metadata::parse(&text), metadata);
         assert_eq!(metadata.median_norm(3), Some(2.5));

@@ -225,6 +225,12 @@ impl ResidualFile {
         self.places.keys().copied()
     }
 
+    /// Residuals of a boundary; 0 if it has none.
+    #[must_use]
+    pub fn rows(&self, boundary: u32) -> usize {
+        self.places.get(&boundary).map_or(0, |place| usize::try_from(place.rows).unwrap_or(usize::MAX))
+    }
+
     /// What it says of itself.
     #[must_use]
     pub const fn metadata(&self) -> &BTreeMap<String, String> {

@@ -769,7 +769,7 @@ impl Client {
         Ok(Reply { status, meta: meta.to_owned(), body: frame.payload.slice_ref(body) })
     }
 
-    pub(super) fn bad_reply(&self, route: Route, problem: String) -> ClientError {
+    pub(crate) fn bad_reply(&self, route: Route, problem: String) -> ClientError {
         ClientError::BadReply { station: self.shared.address.clone(), route, problem }
     }
 }

@@ -35,6 +35,24 @@ pub struct RemoteBasis {
     pub methodology: String,
     /// What it holds.
     pub boundaries: Vec<RemoteBoundary>,
+    /// What its components do to the model's output, if its file says so.
+    #[serde(default)]
+    pub judged: Option<RemoteVerdict>,
+}
+
+/// The verdict on a basis: the effect of all components at the cut where it is worst.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+pub struct RemoteVerdict {
+    /// Whether every cut was within the budget.
+    pub passed: bool,
+    /// What a cut may cost in perplexity, such as 0.01 for one per cent.
+    pub budget: f64,
+    /// The cut that costs most.
+    pub worst_boundary: u32,
+    /// Perplexity there over that of the unsplit model.
+    pub perplexity_ratio: f64,
+    /// Share of positions with the same most likely token there.
+    pub top1: f64,
 }
 
 /// What a basis holds for one boundary.

@@ -2,7 +2,11 @@
 
 use std::{fmt, str::FromStr, sync::Arc};
 
-use aeon_proto::{kernel, pcar, residual};
+use aeon_proto::{
+    kernel, pcar,
+    qres::{self, Format, QresBody, Rotation},
+    residual,
+};
 use half::f16;
 
 use super::error::{CodecError, EvaluateError};
@@ -23,11 +27,18 @@ pub enum Setting {
         /// Whether outlying positions are sent as f16 beside them. The wire has no such form; it shows what it would give.
         escape: bool,
     },
+    /// Half floats, 8-bit integers, or few bits of a rotation.
+    Quantised {
+        /// The form.
+        format: Format,
+        /// Whether the basis's mean is taken off first.
+        mean: bool,
+    },
 }
 
 /// A text that names no form of residuals.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown body {text:?}; known are f32, pcar, pcar:K, and pcar:K:escape")]
+#[error("unknown body {text:?}; known are f32, f16, i8, q3 to q8, qN:nomean, pcar, pcar:K and pcar:K:escape")]
 pub struct SettingError {
     /// The text.
     pub text: String,
@@ -50,7 +61,16 @@ impl FromStr for Setting {
                 };
                 Self::Pcar { k, escape }
             }
-            _ => return Err(wrong()),
+            Some(name) => {
+                let format = Format::from_name(name).ok_or_else(wrong)?;
+                let mean = match parts.next() {
+                    None => format.is_rotated(),
+                    Some("nomean") if format.is_rotated() => false,
+                    Some(_) => return Err(wrong()),
+                };
+                Self::Quantised { format, mean }
+            }
+            None => return Err(wrong()),
         };
         if parts.next().is_some() { Err(wrong()) } else { Ok(setting) }
     }
@@ -64,6 +84,10 @@ impl fmt::Display for Setting {
                 f.write_str("pcar")?;
                 k.map_or(Ok(()), |k| write!(f, ":{k}"))?;
                 f.write_str(if *escape { ":escape" } else { "" })
+            }
+            Self::Quantised { format, mean } => {
+                f.write_str(format.name())?;
+                f.write_str(if format.is_rotated() && !mean { ":nomean" } else { "" })
             }
         }
     }
@@ -116,8 +140,33 @@ pub fn codec(
             let policy = CompressionPolicy::of(basis, k);
             Ok(Box::new(Pcar { basis: Arc::clone(basis), boundary, d, policy, escapes }))
         }
+        Setting::Quantised { format, mean } => {
+            let with_mean = basis.filter(|basis| basis.boundary(boundary).is_some());
+            if mean && with_mean.is_none() {
+                return Err(no_basis(setting, boundary, basis));
+            }
+            let named = with_mean.filter(|_| mean);
+            let seed = if format.is_rotated() { ROTATION_SEED } else { 0 };
+            Ok(Box::new(Quantised {
+                header: qres::Header {
+                    boundary,
+                    hidden_dim: u32::try_from(d).unwrap_or(u32::MAX),
+                    basis_fp: named.map_or(0, |basis| basis.basis_fp()),
+                    methodology: named.map_or(0, |basis| basis.methodology()),
+                    format,
+                    seed,
+                },
+                basis: named.map(Arc::clone),
+                rotation: if format.is_rotated() { Rotation::new(d, seed) } else { None },
+                escapes: with_mean.map_or(Escapes::over(None), |basis| Escapes::of(basis, boundary)),
+                d,
+            }))
+        }
     }
 }
+
+/// Seed of the rotation; any does as well.
+const ROTATION_SEED: u32 = 1;
 
 fn no_basis(setting: Setting, boundary: u32, basis: Option<&Arc<BasisFile>>) -> EvaluateError {
     let have = basis.into_iter().flat_map(|basis| basis.boundaries()).map(|part| part.boundary).collect();
@@ -222,6 +271,37 @@ impl BodyCodec for Pcar {
     }
 }
 
+struct Quantised {
+    header: qres::Header,
+    basis: Option<Arc<BasisFile>>,
+    rotation: Option<Rotation>,
+    escapes: Escapes,
+    d: usize,
+}
+
+impl BodyCodec for Quantised {
+    fn transmit(&self, pos: usize, residuals: &mut [f32]) -> Result<Sent, CodecError> {
+        let mean = self.basis.as_ref().and_then(|basis| basis.boundary(self.header.boundary)).map(|part| part.mean);
+        let parts = qres::Parts { mean, rotation: self.rotation.as_ref() };
+        let mut body = Vec::new();
+        let escape = |index: usize, row: &[f32]| self.escapes.takes(pos + index, row);
+        qres::encode(&self.header, &parts, residuals, escape, &mut body)?;
+        let decoded = QresBody::decode(&body).map_err(|error| CodecError::Unreadable(Box::new(error)))?;
+        decoded.read(&parts, residuals).map_err(|error| CodecError::Unreadable(Box::new(error)))?;
+        residual::check_finite_values(residuals)?;
+        let escaped = (0..decoded.seq()).filter(|position| decoded.is_escaped(*position)).count();
+        Ok(Sent { bytes: body.len(), escaped })
+    }
+
+    fn payload_len(&self) -> usize {
+        self.header.format.position_len(self.d)
+    }
+
+    fn body_len(&self) -> usize {
+        qres::encoded_len(self.header.format, self.d, 1, 0)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::Path;
@@ -239,10 +319,23 @@ mod tests {
 
     #[test]
     fn settings_read_what_they_write() {
-        for text in ["f32", "pcar", "pcar:8", "pcar:8:escape"] {
+        for text in ["f32", "f16", "i8", "q3", "q8", "q4:nomean", "pcar", "pcar:8", "pcar:8:escape"] {
             assert_eq!(text.parse::<Setting>().unwrap().to_string(), text);
         }
-        for text in ["", "f33", "pcar:", "pcar:0", "pcar:x", "pcar:8:no", "pcar:8:escape:", "f32:1"] {
+        for text in [
+            "",
+            "f33",
+            "pcar:",
+            "pcar:0",
+            "pcar:x",
+            "pcar:8:no",
+            "pcar:8:escape:",
+            "f32:1",
+            "q2",
+            "q9",
+            "i8:nomean",
+            "q4:x",
+        ] {
             assert!(text.parse::<Setting>().is_err(), "{text}");
         }
     }
@@ -263,6 +356,27 @@ mod tests {
     }
 
     #[test]
+    fn quantised_rows_are_near_and_outliers_nearer() {
+        let basis = basis();
+        let rows = [3.0, 5.0, 2.0, 0.5, 0.1, 9.1];
+        let run = |text: &str, pos, basis: Option<&Arc<BasisFile>>| {
+            let mut values = rows;
+            let codec = codec(text.parse().unwrap(), 1, 2, basis).unwrap();
+            let sent = codec.transmit(pos, &mut values).unwrap();
+            assert_eq!(sent.bytes, 32 + 1 + codec.payload_len() * (3 - sent.escaped) + 4 * sent.escaped, "{text}");
+            assert_eq!(codec.body_len(), 33 + codec.payload_len());
+            (sent.escaped, values.iter().zip(rows).map(|(got, sent)| (got - sent).abs()).fold(0.0, f32::max))
+        };
+        // Position 0, and the two over four times the median norm of 1.
+        assert_eq!(run("q6", 0, Some(&basis)).0, 2);
+        assert_eq!(run("q6", 5, Some(&basis)).0, 2);
+        // Without a median only position 0 is known to be one.
+        assert_eq!((run("q6:nomean", 0, None).0, run("i8", 5, None).0), (1, 0));
+        let [coarse, fine] = ["q3:nomean", "q8:nomean"].map(|text| run(text, 5, None).1);
+        assert!(fine < coarse && run("f16", 5, None).1 < 0.01);
+    }
+
+    #[test]
     fn what_the_basis_lacks_is_named() {
         let basis = basis();
         let wrong = |setting: &str, boundary, basis| codec(setting.parse().unwrap(), boundary, 2, basis).err().unwrap();
@@ -270,5 +384,6 @@ mod tests {
         let error = wrong("pcar", 3, Some(&basis));
         assert!(error.to_string().contains("boundary 3") && error.to_string().contains("[1]"), "{error}");
         assert!(wrong("pcar", 1, None).to_string().contains("--basis"));
+        assert!(matches!(wrong("q4", 3, Some(&basis)), EvaluateError::NoBasis { boundary: 3, .. }));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use aeon_proto::{kernel::ShapeError, residual::NonFinite};
+use aeon_proto::{kernel::ShapeError, qres, residual::NonFinite};
 
 use crate::{
     basis::{OpenError, fit::FitError, pca::WriteError},
@@ -51,7 +51,7 @@ pub enum EvaluateError {
         got: usize,
         /// Least that can be judged.
         least: usize,
-        /// Positions of the model.
+        /// Positions of the model, or those whose logits can be held.
         most: usize,
         /// The model.
         model: String,
@@ -146,6 +146,19 @@ pub enum EvaluateError {
         /// Came.
         got: usize,
     },
+    /// A reply has no room for the logits of one position.
+    #[error(
+        "the logits of {vocab} tokens do not fit a reply of {station}, which has room for {got}; \
+         reach it over uds: or tcp: to evaluate"
+    )]
+    NoRoom {
+        /// The last station.
+        station: String,
+        /// Tokens of the model.
+        vocab: usize,
+        /// Logits that fit.
+        got: usize,
+    },
     /// The model could not be loaded.
     #[error(transparent)]
     Load(#[from] LoadError),
@@ -188,6 +201,9 @@ pub enum CodecError {
     /// The client's own compression.
     #[error(transparent)]
     Policy(#[from] PolicyError),
+    /// The quantised form.
+    #[error(transparent)]
+    Quantise(#[from] qres::EncodeError),
     /// A body that was just written cannot be read.
     #[error("the body that was written cannot be read")]
     Unreadable(#[source] Box<dyn std::error::Error + Send + Sync>),

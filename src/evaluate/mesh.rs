@@ -94,23 +94,23 @@ impl Split {
     /// # Errors
     /// [`EvaluateError::Unsplittable`], [`EvaluateError::Load`], and those of [`Split::new`].
     pub fn load(model: &ModelSpec, cuts: &[u32]) -> Result<Self, EvaluateError> {
-        let load = |layers: Option<Range<u32>>| -> Result<Box<dyn LayerRange>, EvaluateError> {
-            match model {
-                ModelSpec::Demo => Ok(Box::new(demo::load(layers)?)),
-                ModelSpec::Directory(path) | ModelSpec::Gguf(path) => Ok(Box::new(load_transformer(path, layers)?)),
-                ModelSpec::Identity { .. } => Err(EvaluateError::Unsplittable { model: "identity".to_owned() }),
-                ModelSpec::Upstream { station, .. } => Err(EvaluateError::Unsplittable { model: station.clone() }),
-            }
-        };
         check_order(cuts)?;
-        // The first layer says how many there are.
-        let n_layers = load(Some(0..1))?.info().n_layers;
+        let n_layers = Self::layers(model)?;
         if let Some(cut) = cuts.iter().copied().find(|cut| *cut == 0 || *cut >= n_layers) {
             return Err(EvaluateError::Cut { cut, n_layers });
         }
         let ends = cuts.iter().copied().chain([n_layers]);
         let starts = std::iter::once(0).chain(cuts.iter().copied());
-        Self::new(starts.zip(ends).map(|(start, end)| load(Some(start..end))).collect::<Result<_, _>>()?)
+        Self::new(starts.zip(ends).map(|(start, end)| load(model, start..end)).collect::<Result<_, _>>()?)
+    }
+
+    /// How many layers a model has.
+    ///
+    /// # Errors
+    /// [`EvaluateError::Unsplittable`], [`EvaluateError::Load`].
+    pub fn layers(model: &ModelSpec) -> Result<u32, EvaluateError> {
+        // Any part says it; the first layer is a small one.
+        Ok(load(model, 0..1)?.info().n_layers)
     }
 
     /// A split of parts that are loaded: all layers of one model, in order.
@@ -137,6 +137,15 @@ impl Split {
         };
         let parts = parts.into_iter().map(|model| Part { caches: [model.new_cache(), model.new_cache()], model });
         Ok(Self { info, parts: parts.collect(), cancel: CancelToken::default() })
+    }
+}
+
+fn load(model: &ModelSpec, layers: Range<u32>) -> Result<Box<dyn LayerRange>, EvaluateError> {
+    match model {
+        ModelSpec::Demo => Ok(Box::new(demo::load(Some(layers))?)),
+        ModelSpec::Directory(path) | ModelSpec::Gguf(path) => Ok(Box::new(load_transformer(path, Some(layers))?)),
+        ModelSpec::Identity { .. } => Err(EvaluateError::Unsplittable { model: "identity".to_owned() }),
+        ModelSpec::Upstream { station, .. } => Err(EvaluateError::Unsplittable { model: station.clone() }),
     }
 }
 

@@ -13,8 +13,11 @@
 //!   median, since a handful of those would be most of any sum. The effect on the output is about all of them.
 
 pub mod calibrate;
+pub mod choose;
 pub mod codec;
 pub mod error;
+pub mod judge;
+pub mod live;
 mod logits;
 pub mod mesh;
 pub mod report;

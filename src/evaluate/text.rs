@@ -16,6 +16,8 @@ use crate::{
 pub const MIN_WINDOW: usize = 3;
 /// Candidates of a draw at most.
 const CANDIDATES: usize = 512;
+/// Bytes of a window's logits, which are held while it is judged: 3,500 positions of a vocabulary of 152,000.
+const MAX_LOGITS_LEN: usize = 2 << 30;
 /// Longest file of windows: ten million tokens.
 const MAX_FILE_LEN: u64 = 64 << 20;
 
@@ -56,7 +58,8 @@ pub fn check(info: &MeshInfo, windows: Vec<Vec<u32>>) -> Result<Vec<Vec<u32>>, E
 }
 
 fn check_context(info: &MeshInfo, context: usize) -> Result<(), EvaluateError> {
-    let (least, most) = (MIN_WINDOW + usize::from(info.bos.is_some()), info.max_position);
+    let room = MAX_LOGITS_LEN / (4 * info.vocab.max(1));
+    let (least, most) = (MIN_WINDOW + usize::from(info.bos.is_some()), info.max_position.min(room));
     match (least..=most).contains(&context) {
         true => Ok(()),
         false => Err(EvaluateError::Context { got: context, least, most, model: info.name.clone() }),

@@ -160,12 +160,29 @@ pub(super) fn describe(file: &BasisFile) -> Value {
         .boundaries()
         .map(|part| json!({ "boundary": part.boundary, "k": part.k, "explained": part.explained(part.k) }))
         .collect();
-    json!({
+    let mut basis = json!({
         "basis_fp": format!("0x{:08x}", file.basis_fp()),
         "blake3": file.blake3().to_hex().as_str(),
         "methodology": format!("0x{:08x}", file.methodology()),
         "boundaries": boundaries,
-    })
+    });
+    if let Some(judged) = &file.metadata().end_effect
+        && let Some((boundary, worst)) = judged.worst()
+    {
+        // Six digits, so that a budget of one per cent is 0.01 and not the f32 next to it.
+        let round = |value: f32| (f64::from(value) * 1e6).round() / 1e6;
+        basis["judged"] = json!({
+            "passed": judged.passed(),
+            "budget": round(judged.budget),
+            "positions": judged.positions,
+            "worst_boundary": boundary,
+            "k": worst.k,
+            "kl": round(worst.kl),
+            "top1": round(worst.top1),
+            "perplexity_ratio": round(worst.perplexity_ratio),
+        });
+    }
+    basis
 }
 
 /// A frame that does not fit the format was too much to ask for.

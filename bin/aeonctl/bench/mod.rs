@@ -4,6 +4,7 @@ mod hop;
 mod io;
 mod local;
 mod mesh;
+mod phases;
 mod report;
 mod sessions;
 mod wire;
@@ -31,6 +32,9 @@ enum What {
     Sessions(sessions::Sessions),
     /// Measure what a station adds to a round trip over a Unix socket and UDP, beside an echo over the same carrier
     Hop(hop::Hop),
+    /// Hold PCA components and quantised bodies to the bars of the design (cosine, accepted drafts, bytes saved), beside
+    /// what they do to the model's output
+    Phases(phases::Phases),
 }
 
 impl Bench {
@@ -41,6 +45,7 @@ impl Bench {
             What::Report(report) => report.run(context).await,
             What::Sessions(sessions) => sessions.run(context).await,
             What::Hop(hop) => hop.run(context).await,
+            What::Phases(phases) => phases.run(context).await,
         }
     }
 }
