@@ -26,7 +26,7 @@ use aeon_station::{
         Mesh as _,
         judge::{judge, split_for},
     },
-    model::load::ModelSpec,
+    model::spec::ModelSpec,
 };
 use anyhow::Context as _;
 use clap::Args;

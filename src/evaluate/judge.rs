@@ -13,7 +13,7 @@ use crate::{
         BasisFile,
         metadata::{BoundaryEffect, EndEffect},
     },
-    model::load::ModelSpec,
+    model::spec::ModelSpec,
 };
 
 /// Loads a model cut at every boundary of a basis that lies between two layers.

@@ -21,7 +21,7 @@ use aeon_station::{
     },
     demo,
     evaluate::{Mesh as _, Options, Report, Setting, Slot, Split, evaluate, text},
-    model::load::ModelSpec,
+    model::spec::ModelSpec,
 };
 use anyhow::Context as _;
 use clap::Args;

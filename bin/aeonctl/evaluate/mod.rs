@@ -19,7 +19,7 @@ use aeon_station::{
         EvaluateError, Mesh, Options, Report, Setting, Split, calibrate::calibrate, evaluate, live::Live,
         run::check_basis, text,
     },
-    model::load::ModelSpec,
+    model::spec::ModelSpec,
     text::tokenizer::Tokenizer,
 };
 use clap::Args;
