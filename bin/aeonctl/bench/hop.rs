@@ -16,7 +16,10 @@ use aeon_proto::{
     payload::{FrameWriter, Payload},
     route::Route,
 };
-use aeon_station::config::{LimitSettings, ModelSettings};
+use aeon_station::{
+    config::{LimitSettings, ModelSettings},
+    model::session::random_name,
+};
 use anyhow::Context as _;
 use clap::Args;
 use serde_json::json;
@@ -117,10 +120,10 @@ struct Told {
 }
 
 /// A residual as the next position of a session.
-fn request(dim: usize, carrier: &str, sequence: u32, pos: u64) -> anyhow::Result<Vec<u8>> {
+fn request(dim: usize, session: &str, sequence: u32, pos: u64) -> anyhow::Result<Vec<u8>> {
     let mut frame = Vec::new();
     let mut writer = FrameWriter::new(&mut frame, Route::FORWARD.0, sequence, Flags::NONE);
-    writer.meta().string("session", &format!("hop-{carrier}")).unsigned("pos", pos).boolean("timing", true);
+    writer.meta().string("session", session).unsigned("pos", pos).boolean("timing", true);
     for index in 0..dim {
         writer.body().extend_from_slice(&(index as f32 / dim as f32 - 0.5).to_le_bytes());
     }
@@ -217,6 +220,7 @@ struct Measured {
 /// Sends requests to the station, one after the other.
 struct Asker<'a> {
     name: &'a str,
+    session: String,
     socket: Socket,
     sequence: u32,
     dim: usize,
@@ -229,7 +233,7 @@ impl Asker<'_> {
     fn frame(&mut self) -> anyhow::Result<Vec<u8>> {
         let pos = self.sequence % self.session_len;
         self.sequence += 1;
-        request(self.dim, self.name, self.sequence, u64::from(pos))
+        request(self.dim, &self.session, self.sequence, u64::from(pos))
     }
 
     fn ask(&mut self) -> anyhow::Result<Told> {
@@ -245,12 +249,12 @@ impl Asker<'_> {
 
 fn measure(name: &str, socket: Socket, dim: usize, context_len: usize, requests: usize) -> anyhow::Result<Measured> {
     let session_len = context_len.clamp(1, 16) as u32;
-    let mut asker = Asker { name, socket, sequence: 0, dim, session_len, reply: Vec::new() };
+    let mut asker = Asker { name, session: random_name(), socket, sequence: 0, dim, session_len, reply: Vec::new() };
     for _ in 0..SLICE {
         asker.ask()?;
     }
     let mut echo = asker.socket.floor(asker.reply.clone())?;
-    let message = request(dim, name, 0, 0)?;
+    let message = request(dim, &asker.session, 0, 0)?;
     let (mut floor, mut told, mut buffer) = (Vec::new(), Vec::new(), Vec::new());
     // What a wake-up costs depends on where the scheduler puts the two ends, which changes within a run.
     while told.len() < requests {

