@@ -116,6 +116,12 @@ pub struct QueueFull {
     pub bytes: usize,
 }
 
+/// Turns in a row that go to askers without a backlog while others wait. Those others still get a quarter of the turns,
+/// however many ask one thing at a time.
+const FRESH_IN_ROW: u32 = 3;
+/// Work of more rows is long: a prompt, not a step. It takes tens of times what a step does.
+const LONG_ROWS: usize = 64;
+
 enum Work<B> {
     /// Called with `Ok` to do the work, with the state of the queue if the work has to give way.
     Alone(Box<dyn FnOnce(Result<(), QueueFull>) + Send>),
@@ -130,6 +136,11 @@ impl<B: Batched> Work<B> {
             Self::Alone(_) => None,
             Self::Batched(work) => Some(work.rows()),
         }
+    }
+
+    /// Whether it keeps its thread so long that all the others must not be kept by its like.
+    fn is_long(&self) -> bool {
+        self.rows().is_some_and(|rows| rows > LONG_ROWS)
     }
 }
 
@@ -186,8 +197,14 @@ struct LastBatch {
 struct Queue<B> {
     lanes: HashMap<Lane, LaneState<B>>,
     askers: HashMap<Asker, AskerState>,
-    /// Askers with ready lanes.
+    /// Askers with ready lanes who had nothing else waiting.
+    fresh: VecDeque<Asker>,
+    /// How many of them have just had their turns one after another.
+    fresh_in_row: u32,
+    /// The other askers with ready lanes.
     turns: VecDeque<Asker>,
+    long_running: usize,
+    max_long: usize,
     /// Lanes in the lines of all askers.
     ready: usize,
     last_batch: LastBatch,
@@ -201,12 +218,26 @@ struct Queue<B> {
     closed: bool,
 }
 
+/// Where the work whose turn it is stands.
+#[derive(Debug, Clone, Copy)]
+struct Turn {
+    asker: Asker,
+    is_fresh: bool,
+    /// Of the asker in its line, and of the lane among the asker's.
+    place: usize,
+    lane: usize,
+}
+
 impl<B: Batched> Queue<B> {
-    fn new() -> Self {
+    fn new(threads: usize) -> Self {
         Self {
             lanes: HashMap::new(),
             askers: HashMap::new(),
+            fresh: VecDeque::new(),
+            fresh_in_row: 0,
             turns: VecDeque::new(),
+            long_running: 0,
+            max_long: threads.saturating_sub(1).max(1),
             ready: 0,
             last_batch: LastBatch { items: 1, gather: Duration::ZERO },
             gathering: None,
@@ -223,21 +254,51 @@ impl<B: Batched> Queue<B> {
         self.items >= limits.items || (self.items > 0 && self.bytes + bytes > limits.bytes)
     }
 
-    /// Puts a lane that can run in its asker's line.
-    fn make_ready(&mut self, lane: Lane) {
+    /// Puts a lane that can run in its asker's line. Only what was just asked for may make its asker a fresh one.
+    fn make_ready(&mut self, lane: Lane, just_asked: bool) {
         let first = self.lanes.get(&lane).and_then(|state| state.waiting.front()).map(|item| item.asker);
         let Some((asker, state)) = first.and_then(|asker| Some((asker, self.askers.get_mut(&asker)?))) else { return };
-        if state.ready.is_empty() {
-            self.turns.push_back(asker);
-        }
+        let is_in_line = !state.ready.is_empty();
+        // An answer may be back at its asker before the pool has put the work away.
+        let is_fresh = just_asked && state.waiting.len() == 1 && state.items <= 2;
         state.ready.push_back(lane);
         self.ready += 1;
+        if !is_in_line {
+            self.line(is_fresh).push_back(asker);
+        }
+    }
+
+    fn line(&mut self, is_fresh: bool) -> &mut VecDeque<Asker> {
+        if is_fresh { &mut self.fresh } else { &mut self.turns }
+    }
+
+    /// Whether nobody stands in line.
+    fn is_idle(&self) -> bool {
+        self.turns.is_empty() && self.fresh.is_empty()
+    }
+
+    /// Whose turn it is, of all whose work can run now.
+    fn turn(&self) -> Option<Turn> {
+        let fresh_first = self.fresh_in_row < FRESH_IN_ROW || self.turns.is_empty();
+        [fresh_first, !fresh_first].into_iter().find_map(|is_fresh| self.turn_of(is_fresh))
+    }
+
+    /// The same in one of the two lines. Who has only long work that cannot run now keeps its place in it.
+    fn turn_of(&self, is_fresh: bool) -> Option<Turn> {
+        let takes_long = self.long_running < self.max_long;
+        let line = if is_fresh { &self.fresh } else { &self.turns };
+        let first = |lane: &Lane| self.lanes.get(lane).and_then(|state| state.waiting.front());
+        let can_run = |lane: &Lane| first(lane).is_some_and(|item| takes_long || !item.work.is_long());
+        line.iter().enumerate().find_map(|(place, asker)| {
+            let lane = self.askers.get(asker)?.ready.iter().position(can_run)?;
+            Some(Turn { asker: *asker, is_fresh, place, lane })
+        })
     }
 
     /// The work whose turn it is.
     fn first(&self) -> Option<&Item<B>> {
-        let lane = self.askers.get(self.turns.front()?)?.ready.front()?;
-        self.lanes.get(lane)?.waiting.front()
+        let Turn { asker, lane, .. } = self.turn()?;
+        self.lanes.get(self.askers.get(&asker)?.ready.get(lane)?)?.waiting.front()
     }
 
     /// How much longer the work whose turn it is waits for companions; `None` if it does not.
@@ -270,25 +331,25 @@ impl<B: Batched> Queue<B> {
         batch
     }
 
-    /// Takes the next work whose turn it is.
+    /// Takes the work whose turn it is.
     fn next(&mut self) -> Option<(Lane, Item<B>)> {
-        loop {
-            let asker = self.turns.pop_front()?;
-            let Some(state) = self.askers.get_mut(&asker) else { continue };
-            let lane = state.ready.pop_front();
-            if !state.ready.is_empty() {
-                self.turns.push_back(asker);
-            }
-            let Some(lane) = lane else { continue };
-            self.ready -= 1;
-            let Some(held) = self.lanes.get_mut(&lane) else { continue };
-            let Some(item) = held.waiting.pop_front() else { continue };
-            held.is_running = true;
-            if let Some(state) = self.askers.get_mut(&item.asker) {
-                state.waiting.remove(&item.number);
-            }
-            return Some((lane, item));
+        let Turn { asker, is_fresh, place, lane } = self.turn()?;
+        self.line(is_fresh).remove(place);
+        let state = self.askers.get_mut(&asker)?;
+        let lane = state.ready.remove(lane)?;
+        if !state.ready.is_empty() {
+            self.turns.push_back(asker);
         }
+        self.ready -= 1;
+        let held = self.lanes.get_mut(&lane)?;
+        let item = held.waiting.pop_front()?;
+        held.is_running = true;
+        if let Some(state) = self.askers.get_mut(&item.asker) {
+            state.waiting.remove(&item.number);
+        }
+        self.long_running += usize::from(item.work.is_long());
+        self.fresh_in_row = if is_fresh { self.fresh_in_row + 1 } else { 0 };
+        Some((lane, item))
     }
 
     /// Forgets what an item counted for.
@@ -304,14 +365,16 @@ impl<B: Batched> Queue<B> {
     }
 
     /// After work of a lane has run.
-    fn end(&mut self, lane: Lane, asker: Asker, bytes: usize) {
+    fn end(&mut self, ended: Ended) {
+        let Ended { lane, asker, bytes, was_long } = ended;
         self.discount(asker, bytes);
+        self.long_running -= usize::from(was_long);
         let Some(state) = self.lanes.get_mut(&lane) else { return };
         state.is_running = false;
         if state.waiting.is_empty() {
             self.lanes.remove(&lane);
         } else {
-            self.make_ready(lane);
+            self.make_ready(lane, false);
         }
     }
 
@@ -337,11 +400,12 @@ impl<B: Batched> Queue<B> {
             self.ready -= before - state.ready.len();
             if state.ready.is_empty() {
                 self.turns.retain(|turn| *turn != most);
+                self.fresh.retain(|turn| *turn != most);
             }
             if held.waiting.is_empty() {
                 self.lanes.remove(&lane);
             } else {
-                self.make_ready(lane);
+                self.make_ready(lane, true);
             }
         }
         self.discount(most, item.bytes);
@@ -362,7 +426,7 @@ impl<B: Batched> Queue<B> {
         let held = held.or_insert_with(|| LaneState { is_running: false, waiting: VecDeque::new() });
         held.waiting.push_back(Item { asker, number, bytes, work });
         if held.waiting.len() == 1 && !held.is_running {
-            self.make_ready(lane);
+            self.make_ready(lane, true);
         }
     }
 }
@@ -404,7 +468,7 @@ impl<B: Batched> WorkerPool<B> {
     /// # Errors
     /// If the system gives no thread.
     pub fn start(threads: usize, limits: QueueLimits, batch: BatchLimits) -> std::io::Result<Self> {
-        let queue = Mutex::new(Queue::new());
+        let queue = Mutex::new(Queue::new(threads));
         let shared = Arc::new(Shared { queue, work_or_close: Condvar::new(), limits, batch });
         let mut pool = Self { shared, threads: Vec::new(), pulses: Vec::new() };
         for n in 0..threads {
@@ -515,6 +579,7 @@ impl<B: Batched> Drop for WorkerPool<B> {
             let mut queue = self.shared.lock();
             queue.closed = true;
             queue.turns.clear();
+            queue.fresh.clear();
             std::mem::take(&mut queue.lanes)
         };
         self.shared.work_or_close.notify_all();
@@ -535,12 +600,20 @@ fn guarded(work: impl FnOnce()) {
     }
 }
 
-/// Does what was taken together; returns where it belongs.
-fn run_batch<B: Batched>(batch: Vec<(Lane, Item<B>)>) -> Vec<(Lane, Asker, usize)> {
-    let mut places = Vec::with_capacity(batch.len());
+/// Work that has run, and where it belonged.
+struct Ended {
+    lane: Lane,
+    asker: Asker,
+    bytes: usize,
+    was_long: bool,
+}
+
+/// Does what was taken together.
+fn run_batch<B: Batched>(batch: Vec<(Lane, Item<B>)>) -> Vec<Ended> {
+    let mut ended = Vec::with_capacity(batch.len());
     let mut together = Vec::new();
     for (lane, Item { asker, bytes, work, .. }) in batch {
-        places.push((lane, asker, bytes));
+        ended.push(Ended { lane, asker, bytes, was_long: work.is_long() });
         match work {
             Work::Alone(work) => guarded(|| work(Ok(()))),
             Work::Batched(work) => together.push(work),
@@ -549,7 +622,7 @@ fn run_batch<B: Batched>(batch: Vec<(Lane, Item<B>)>) -> Vec<(Lane, Asker, usize
     if !together.is_empty() {
         guarded(|| B::run(together));
     }
-    places
+    ended
 }
 
 fn run<B: Batched>(shared: &Shared<B>) {
@@ -574,21 +647,21 @@ fn run<B: Batched>(shared: &Shared<B>) {
             queue = shared.work_or_close.wait(queue).unwrap_or_else(PoisonError::into_inner);
             continue;
         }
-        if !queue.turns.is_empty() {
+        if !queue.is_idle() {
             shared.work_or_close.notify_one();
         }
         drop(queue);
         beat();
         let (items, started) = (batch.len(), Instant::now());
-        let places = run_batch(batch);
+        let ended = run_batch(batch);
         let gather = (started.elapsed() / GATHER_SHARE).min(MAX_GATHER);
         beat();
         queue = shared.lock();
         queue.last_batch = LastBatch { items, gather };
-        for (lane, asker, bytes) in places {
-            queue.end(lane, asker, bytes);
+        for ended in ended {
+            queue.end(ended);
         }
-        if !queue.turns.is_empty() {
+        if !queue.is_idle() {
             shared.work_or_close.notify_one();
         }
     }
@@ -755,6 +828,72 @@ mod tests {
         drop(release);
         let order: Vec<u32> = noted.all(&pool).into_iter().map(|(n, _)| n).collect();
         assert_eq!(order, [0, 10, 1, 11, 2, 3, 4]);
+    }
+
+    #[test]
+    fn who_had_nothing_waiting_comes_before_a_backlog_but_not_for_ever() {
+        let (pool, release, noted) = held(100, 1 << 20);
+        // Who asks two things at once has a backlog after the first of them.
+        for n in 0..4 {
+            pool.submit(ONE, None, 1, noted.work(n)).unwrap();
+        }
+        for n in 10..17 {
+            pool.submit(Asker::Connection(n.into()), None, 1, noted.work(n)).unwrap();
+        }
+        drop(release);
+        let order: Vec<u32> = noted.all(&pool).into_iter().map(|(n, _)| n).collect();
+        // What holds the thread was the first of three in a row.
+        assert_eq!(order, [0, 10, 1, 11, 12, 13, 2, 14, 15, 16, 3]);
+    }
+
+    /// Work of as many rows that tells when it begins, and waits to be released.
+    struct Step {
+        rows: usize,
+        n: u64,
+        begun: mpsc::Sender<u64>,
+        wait: Option<mpsc::Receiver<()>>,
+    }
+
+    impl Batched for Step {
+        fn rows(&self) -> usize {
+            self.rows
+        }
+        fn run(batch: Vec<Self>) {
+            for step in batch {
+                step.begun.send(step.n).unwrap();
+                if let Some(wait) = step.wait {
+                    assert!(wait.recv().is_err());
+                }
+            }
+        }
+        fn give_way(self, _: QueueFull) {}
+    }
+
+    #[test]
+    fn long_work_leaves_a_thread_to_what_is_short() {
+        let limits = QueueLimits { items: 100, bytes: 1 << 20 };
+        let pool = WorkerPool::start(2, limits, BatchLimits::ALONE).unwrap();
+        let (begun_tx, begun) = mpsc::channel();
+        let step = |n, rows, wait| Step { rows, n, begun: begun_tx.clone(), wait };
+        let releases: Vec<_> = (0..3)
+            .map(|n| {
+                let (release, wait) = mpsc::channel::<()>();
+                pool.submit_batched(Asker::Connection(n), None, 1, step(n, LONG_ROWS + 1, Some(wait))).unwrap();
+                release
+            })
+            .collect();
+        assert_eq!(begun.recv(), Ok(0));
+        for n in 10..20 {
+            pool.submit_batched(TWO, None, 1, step(n, LONG_ROWS, None)).unwrap();
+            assert_eq!(begun.recv(), Ok(n));
+        }
+        for (n, release) in releases.into_iter().enumerate() {
+            assert!(begun.try_recv().is_err(), "a second one runs beside {n}");
+            drop(release);
+            if n < 2 {
+                assert_eq!(begun.recv(), Ok(n as u64 + 1));
+            }
+        }
     }
 
     #[test]
