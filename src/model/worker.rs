@@ -1048,7 +1048,7 @@ mod tests {
     #[test]
     fn who_was_answered_together_is_awaited_for_a_bounded_time() {
         let limits = BatchLimits { items: 4, rows: 10 };
-        let mut queue = Queue::<Noting>::new();
+        let mut queue = Queue::<Noting>::new(1);
         let noted = Arc::default();
         let add = |queue: &mut Queue<Noting>, n: u32, rows| {
             let work = Work::Batched(Noting { n, rows, noted: Arc::clone(&noted) });
@@ -1090,7 +1090,7 @@ mod tests {
     #[test]
     fn work_that_came_after_others_left_is_not_forgotten() {
         let limits = BatchLimits { items: 4, rows: 10 };
-        let mut queue = Queue::<Noting>::new();
+        let mut queue = Queue::<Noting>::new(1);
         let work = |n| Work::Batched(Noting { n, rows: 1, noted: Arc::default() });
         queue.last_batch = LastBatch { items: 3, gather: Duration::from_secs(1) };
         queue.push(ONE, None, 1, work(1));
