@@ -61,6 +61,25 @@ pub struct QueueFull {
     pub bytes: usize,
 }
 
+/// Turns in a row that go to askers without a backlog while others wait. Those others still get a quarter of the turns,
+/// however many ask one thing at a time.
+const FRESH_IN_ROW: u32 = 3;
+
+/// How much of the pool a piece of work takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Size {
+    /// Bytes that it holds while it waits.
+    pub bytes: usize,
+    /// Whether it keeps its thread so long that all the others must not be kept by its like.
+    pub is_long: bool,
+}
+
+impl From<usize> for Size {
+    fn from(bytes: usize) -> Self {
+        Self { bytes, is_long: false }
+    }
+}
+
 /// Called with `Ok` to do the work, with the state of the queue if the work has to give way.
 type Work = Box<dyn FnOnce(Result<(), QueueFull>) + Send>;
 
@@ -86,7 +105,7 @@ struct Item {
     asker: Asker,
     /// Its place among all work ever submitted.
     number: u64,
-    bytes: usize,
+    size: Size,
     work: Work,
 }
 
@@ -111,8 +130,14 @@ struct AskerState {
 struct Queue {
     lanes: HashMap<Lane, LaneState>,
     askers: HashMap<Asker, AskerState>,
-    /// Askers with ready lanes.
+    /// Askers with ready lanes who had nothing else waiting.
+    fresh: VecDeque<Asker>,
+    /// How many of them have just had their turns one after another.
+    fresh_in_row: u32,
+    /// The other askers with ready lanes.
     turns: VecDeque<Asker>,
+    long_running: usize,
+    max_long: usize,
     items: usize,
     bytes: usize,
     next_number: u64,
@@ -127,34 +152,55 @@ impl Queue {
         self.items >= limits.items || (self.items > 0 && self.bytes + bytes > limits.bytes)
     }
 
-    /// Puts a lane that can run in its asker's line.
-    fn make_ready(&mut self, lane: Lane) {
+    /// Puts a lane that can run in its asker's line. Only what was just asked for may make its asker a fresh one.
+    fn make_ready(&mut self, lane: Lane, just_asked: bool) {
         let first = self.lanes.get(&lane).and_then(|state| state.waiting.front()).map(|item| item.asker);
         let Some((asker, state)) = first.and_then(|asker| Some((asker, self.askers.get_mut(&asker)?))) else { return };
         if state.ready.is_empty() {
-            self.turns.push_back(asker);
+            // An answer may be back at its asker before the pool has put the work away.
+            let is_fresh = just_asked && state.waiting.len() == 1 && state.items <= 2;
+            state.ready.push_back(lane);
+            self.line(is_fresh).push_back(asker);
+        } else {
+            state.ready.push_back(lane);
         }
-        state.ready.push_back(lane);
+    }
+
+    fn line(&mut self, fresh: bool) -> &mut VecDeque<Asker> {
+        if fresh { &mut self.fresh } else { &mut self.turns }
     }
 
     /// Takes the next work whose turn it is.
     fn next(&mut self) -> Option<(Lane, Item)> {
-        loop {
-            let asker = self.turns.pop_front()?;
-            let Some(state) = self.askers.get_mut(&asker) else { continue };
-            let lane = state.ready.pop_front();
-            if !state.ready.is_empty() {
-                self.turns.push_back(asker);
-            }
-            let Some(lane) = lane else { continue };
-            let Some(held) = self.lanes.get_mut(&lane) else { continue };
-            let Some(item) = held.waiting.pop_front() else { continue };
-            held.is_running = true;
-            if let Some(state) = self.askers.get_mut(&item.asker) {
-                state.waiting.remove(&item.number);
-            }
-            return Some((lane, item));
+        let fresh_first = self.fresh_in_row < FRESH_IN_ROW || self.turns.is_empty();
+        [fresh_first, !fresh_first].into_iter().find_map(|fresh| self.next_of(fresh))
+    }
+
+    /// Takes the next work of one of the two lines. Who has only long work that cannot run now keeps its place in it.
+    fn next_of(&mut self, fresh: bool) -> Option<(Lane, Item)> {
+        let takes_long = self.long_running < self.max_long;
+        let line = if fresh { &self.fresh } else { &self.turns };
+        let first = |lane: &Lane| self.lanes.get(lane).and_then(|state| state.waiting.front());
+        let can_run = |lane: &Lane| first(lane).is_some_and(|item| takes_long || !item.size.is_long);
+        let (place, asker, index) = line.iter().enumerate().find_map(|(place, asker)| {
+            let index = self.askers.get(asker)?.ready.iter().position(can_run)?;
+            Some((place, *asker, index))
+        })?;
+        self.line(fresh).remove(place);
+        let state = self.askers.get_mut(&asker)?;
+        let lane = state.ready.remove(index)?;
+        if !state.ready.is_empty() {
+            self.turns.push_back(asker);
         }
+        let held = self.lanes.get_mut(&lane)?;
+        let item = held.waiting.pop_front()?;
+        held.is_running = true;
+        if let Some(state) = self.askers.get_mut(&item.asker) {
+            state.waiting.remove(&item.number);
+        }
+        self.long_running += usize::from(item.size.is_long);
+        self.fresh_in_row = if fresh { self.fresh_in_row + 1 } else { 0 };
+        Some((lane, item))
     }
 
     /// Forgets what an item counted for.
@@ -170,14 +216,15 @@ impl Queue {
     }
 
     /// After work of a lane has run.
-    fn end(&mut self, lane: Lane, asker: Asker, bytes: usize) {
-        self.discount(asker, bytes);
+    fn end(&mut self, lane: Lane, asker: Asker, size: Size) {
+        self.discount(asker, size.bytes);
+        self.long_running -= usize::from(size.is_long);
         let Some(state) = self.lanes.get_mut(&lane) else { return };
         state.is_running = false;
         if state.waiting.is_empty() {
             self.lanes.remove(&lane);
         } else {
-            self.make_ready(lane);
+            self.make_ready(lane, false);
         }
     }
 
@@ -201,31 +248,32 @@ impl Queue {
             state.ready.retain(|ready| *ready != lane);
             if state.ready.is_empty() {
                 self.turns.retain(|turn| *turn != most);
+                self.fresh.retain(|turn| *turn != most);
             }
             if held.waiting.is_empty() {
                 self.lanes.remove(&lane);
             } else {
-                self.make_ready(lane);
+                self.make_ready(lane, true);
             }
         }
-        self.discount(most, item.bytes);
+        self.discount(most, item.size.bytes);
         Some(item.work)
     }
 
-    fn push(&mut self, asker: Asker, session: Option<Arc<str>>, bytes: usize, work: Work) {
+    fn push(&mut self, asker: Asker, session: Option<Arc<str>>, size: Size, work: Work) {
         self.items += 1;
-        self.bytes += bytes;
+        self.bytes += size.bytes;
         let number = self.next_number;
         self.next_number += 1;
         let lane = session.map_or(Lane::Single(number), Lane::Session);
         let state = self.askers.entry(asker).or_default();
         state.items += 1;
-        state.bytes += bytes;
+        state.bytes += size.bytes;
         state.waiting.insert(number, lane.clone());
         let held = self.lanes.entry(lane.clone()).or_default();
-        held.waiting.push_back(Item { asker, number, bytes, work });
+        held.waiting.push_back(Item { asker, number, size, work });
         if held.waiting.len() == 1 && !held.is_running {
-            self.make_ready(lane);
+            self.make_ready(lane, true);
         }
     }
 }
@@ -266,7 +314,8 @@ impl WorkerPool {
     /// # Errors
     /// If the system gives no thread.
     pub fn start(threads: usize, limits: QueueLimits) -> std::io::Result<Self> {
-        let shared = Arc::new(Shared { queue: Mutex::default(), work_or_close: Condvar::new(), limits });
+        let queue = Queue { max_long: threads.saturating_sub(1).max(1), ..Queue::default() };
+        let shared = Arc::new(Shared { queue: Mutex::new(queue), work_or_close: Condvar::new(), limits });
         let mut pool = Self { shared, threads: Vec::new(), pulses: Vec::new() };
         for n in 0..threads {
             let shared = Arc::clone(&pool.shared);
@@ -290,9 +339,11 @@ impl WorkerPool {
         &self,
         asker: Asker,
         session: Option<Arc<str>>,
-        bytes: usize,
+        size: impl Into<Size>,
         work: impl FnOnce(Result<(), QueueFull>) + Send + 'static,
     ) -> Result<(), QueueFull> {
+        let size: Size = size.into();
+        let bytes = size.bytes;
         let mut displaced = Vec::new();
         let mut queue = self.shared.lock();
         let full = QueueFull { items: queue.items, bytes: queue.bytes };
@@ -304,7 +355,7 @@ impl WorkerPool {
         let result = if queue.closed || queue.is_full(self.shared.limits, bytes) {
             Err(full)
         } else {
-            queue.push(asker, session, bytes, Box::new(work));
+            queue.push(asker, session, size, Box::new(work));
             self.shared.work_or_close.notify_one();
             Ok(())
         };
@@ -348,6 +399,7 @@ impl Drop for WorkerPool {
             let mut queue = self.shared.lock();
             queue.closed = true;
             queue.turns.clear();
+            queue.fresh.clear();
             std::mem::take(&mut queue.lanes)
         };
         self.shared.work_or_close.notify_all();
@@ -377,7 +429,7 @@ fn run(shared: &Shared) {
             probes = queue.probes;
             beat();
         }
-        let Some((lane, Item { asker, bytes, work, .. })) = queue.next() else {
+        let Some((lane, Item { asker, size, work, .. })) = queue.next() else {
             if queue.closed {
                 return;
             }
@@ -389,8 +441,8 @@ fn run(shared: &Shared) {
         call(work, Ok(()));
         beat();
         queue = shared.lock();
-        queue.end(lane, asker, bytes);
-        if !queue.turns.is_empty() {
+        queue.end(lane, asker, size);
+        if !(queue.turns.is_empty() && queue.fresh.is_empty()) {
             shared.work_or_close.notify_one();
         }
     }
@@ -557,6 +609,53 @@ mod tests {
         drop(release);
         let order: Vec<u32> = noted.all(&pool).into_iter().map(|(n, _)| n).collect();
         assert_eq!(order, [0, 10, 1, 11, 2, 3, 4]);
+    }
+
+    #[test]
+    fn who_had_nothing_waiting_comes_before_a_backlog_but_not_for_ever() {
+        let (pool, release, noted) = held(100, 1 << 20);
+        // Who asks two things at once has a backlog after the first of them.
+        for n in 0..4 {
+            pool.submit(ONE, None, 1, noted.work(n)).unwrap();
+        }
+        for n in 10..17 {
+            pool.submit(Asker::Connection(n.into()), None, 1, noted.work(n)).unwrap();
+        }
+        drop(release);
+        let order: Vec<u32> = noted.all(&pool).into_iter().map(|(n, _)| n).collect();
+        // What holds the thread was the first of three in a row.
+        assert_eq!(order, [0, 10, 1, 11, 12, 13, 2, 14, 15, 16, 3]);
+    }
+
+    #[test]
+    fn long_work_leaves_a_thread_to_what_is_short() {
+        let pool = pool(2, 100, 1 << 20);
+        let (begun_tx, begun) = mpsc::channel();
+        let releases: Vec<_> = (0..3)
+            .map(|n| {
+                let (release, wait) = mpsc::channel::<()>();
+                let begun = begun_tx.clone();
+                let long = move |_| {
+                    begun.send(n).unwrap();
+                    assert!(wait.recv().is_err());
+                };
+                pool.submit(Asker::Connection(n), None, Size { bytes: 1, is_long: true }, long).unwrap();
+                release
+            })
+            .collect();
+        assert_eq!(begun.recv(), Ok(0));
+        for n in 10..20 {
+            let tx = begun_tx.clone();
+            pool.submit(TWO, None, 1, move |_| tx.send(n).unwrap()).unwrap();
+            assert_eq!(begun.recv(), Ok(n));
+        }
+        for (n, release) in releases.into_iter().enumerate() {
+            assert!(begun.try_recv().is_err(), "a second one runs beside {n}");
+            drop(release);
+            if n < 2 {
+                assert_eq!(begun.recv(), Ok(n as u64 + 1));
+            }
+        }
     }
 
     #[test]

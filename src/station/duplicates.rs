@@ -65,6 +65,10 @@ impl Duplicates {
             Some(Some(reply)) => Known::Done(Arc::clone(reply)),
             Some(None) => Known::InFlight,
             None => {
+                if cache.entries.capacity() == 0 {
+                    // Twice what it holds: entries come and go, and the table then never has to be made anew for that.
+                    cache.entries.reserve(2 * MAX_ENTRIES);
+                }
                 cache.entries.insert(key, None);
                 Known::New
             }

@@ -27,7 +27,12 @@ use super::{
     queue::{Done, Place},
 };
 use crate::{
-    model::{Cache, CancelToken, Head, HeadOutput, kept::Provenance, session::Refused, worker::WorkerPool},
+    model::{
+        Cache, CancelToken, Head, HeadOutput,
+        kept::Provenance,
+        session::Refused,
+        worker::{Size, WorkerPool},
+    },
     station::request::{Carrier, Outcome, ReplyTo, Request},
     telemetry::{Counters, traffic::Direction},
 };
@@ -35,6 +40,8 @@ use crate::{
 /// More than the header and the meta of any success of these routes take: 12 bytes, 8 members with numbers of at most 20
 /// digits, 24 bytes of `fp48`, 100 of `timing`.
 const REPLY_OVERHEAD: usize = 320;
+/// Work of more positions is long: a prompt, not a step. It takes tens of times what a step does.
+const LONG_POSITIONS: usize = 64;
 
 /// What is to be done with the body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -320,7 +327,8 @@ impl Station {
         let call = Call { body: Cow::Owned(call.body.into_owned()), ..call };
         // A few bytes can ask for megabytes of logits: what is bounded is the larger of the two.
         let bytes = call.body.len().max(call.reply_len);
-        let place = Place { session: call.session.clone(), bytes, context, key };
+        let size = Size { bytes, is_long: call.seq > LONG_POSITIONS };
+        let place = Place { session: call.session.clone(), size, context, key };
         self.perform(place, out, reply_to, move |core, cancel, out| core.run(&call, &context, cancel, out))
     }
 }

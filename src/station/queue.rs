@@ -12,7 +12,10 @@ use super::{
     error::RequestError,
     request::{Outcome, ReplyTo},
 };
-use crate::model::{CancelToken, worker::QueueFull};
+use crate::model::{
+    CancelToken,
+    worker::{QueueFull, Size},
+};
 
 /// How work ended that did not fail.
 #[derive(Debug, PartialEq, Eq)]
@@ -28,8 +31,8 @@ pub(super) enum Done {
 pub(super) struct Place {
     /// The session in whose order it runs.
     pub(super) session: Option<Arc<str>>,
-    /// Bytes that it holds while it waits.
-    pub(super) bytes: usize,
+    /// What it takes of the workers.
+    pub(super) size: Size,
     /// What its reply has in common with others.
     pub(super) context: Context,
     /// What tells copies of the request.
@@ -52,7 +55,7 @@ impl Station {
                 Done::Stale => Ok(Outcome::Silent),
             };
         };
-        let Place { session, bytes, context, key } = place;
+        let Place { session, size, context, key } = place;
         let (core, token, reply_to) = (Arc::clone(&self.core), cancel.clone(), reply_to());
         let (ticket, span) = (core.counters.in_flight.begin(context.arrived), tracing::Span::current());
         let queued = move |turn: Result<(), QueueFull>| {
@@ -64,7 +67,7 @@ impl Station {
             drop(ticket);
             reply_to.finish(answer);
         };
-        workers.submit(context.asker, session, bytes, queued).map_err(|full| self.core.overloaded(full))?;
+        workers.submit(context.asker, session, size, queued).map_err(|full| self.core.overloaded(full))?;
         Ok(Outcome::Queued(cancel))
     }
 }

@@ -57,7 +57,7 @@ pub(super) struct Prefix<'a> {
 
 impl Prefix<'_> {
     fn place(&self, session: Option<Arc<str>>, bytes: usize) -> Place {
-        Place { session, bytes, context: self.context, key: self.key }
+        Place { session, size: bytes.into(), context: self.context, key: self.key }
     }
 
     fn deadline(&self) -> Option<(Instant, u64)> {
