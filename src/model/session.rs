@@ -414,6 +414,10 @@ impl Table {
             self.bytes = self.bytes.saturating_sub(session.bytes.load(Ordering::Acquire));
             self.order.remove(&lock(&session.last_used).turn);
         }
+        if self.dropped.capacity() == 0 {
+            // Twice what it holds: names come and go, and the table then never has to be made anew for that.
+            self.dropped.reserve(2 * REMEMBERED);
+        }
         let name: Arc<str> = name.into();
         if self.dropped.insert(Arc::clone(&name), dropped).is_none() {
             self.dropped_order.push_back(name);
