@@ -188,5 +188,6 @@ fn loss(core: usize) -> anyhow::Result<Row> {
         ours: client.lost as f64,
         ratio: Quartiles { q1: percent, median: percent, q3: percent },
         bound: Bound::AtMost { limit: 0.0, goal: 0.0 },
+        reached: None,
     })
 }

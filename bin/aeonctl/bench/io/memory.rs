@@ -59,7 +59,7 @@ pub(super) fn measure(plan: Plan, core: usize) -> anyhow::Result<Vec<Row>> {
         let ratio = bytes / 1000.0;
         let ratio = Quartiles { q1: ratio, median: ratio, q3: ratio };
         let what = format!("{what}, {count} connections");
-        Row { part: "memory", what, unit: "B", floor: 1000.0, ours: bytes, ratio, bound }
+        Row { part: "memory", what, unit: "B", floor: 1000.0, ours: bytes, ratio, bound, reached: None }
     };
     let bound = Bound::AtMost { limit: 2.0, goal: 1.2 };
     let mut rows = vec![
