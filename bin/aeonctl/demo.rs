@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use aeon_proto::qres::Format;
 use aeon_station::{
     basis::Registry,
     client::{
@@ -48,6 +49,9 @@ pub(crate) struct Demo {
 
 /// Tokens of held-out text that are sent in each form.
 const HELD_OUT_TOKENS: usize = 256;
+/// Formats that are tried.
+const FORMATS: [Format; 6] =
+    [Format::F16, Format::I8, Format::Rotated(6), Format::Rotated(5), Format::Rotated(4), Format::Rotated(3)];
 /// Numbers of components that are tried.
 const COMPONENTS: [u32; 4] = [8, 16, 32, 64];
 /// Candidates for each draw.
@@ -122,7 +126,7 @@ impl Demo {
         let basis = basis.bases().next().context("the demo has no basis")?;
         let mut held_out = tokenizer.encode(demo::HELD_OUT, true)?;
         held_out.truncate(HELD_OUT_TOKENS);
-        let fidelity = Probe::new(context, &stations, &held_out, basis).await?.rows(&COMPONENTS).await?;
+        let fidelity = Probe::new(context, &stations, &held_out, basis).await?.rows(&FORMATS, &COMPONENTS).await?;
         let mut value = report::json(&generated, ids.len(), &hops, &text);
         value["fidelity"] = fidelity::json(&fidelity);
         value["identical_to_unsplit_run"] = same.into();

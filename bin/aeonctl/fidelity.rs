@@ -1,8 +1,17 @@
-//! What PCA components do to a model: bytes, cosine, and, since a high cosine can hide a ruined model, its output.
+//! What PCA components and fewer bits do to a model: bytes, cosine, and, since a high cosine can hide a ruined model, its output.
 
-use aeon_proto::{kernel, payload::MetaWriter, pcar::PcarBody, residual, route::Route};
+use std::sync::Arc;
+
+use aeon_proto::{
+    kernel,
+    payload::MetaWriter,
+    pcar::PcarBody,
+    qres::{Format, QresBody},
+    residual,
+    route::Route,
+};
 use aeon_station::{
-    basis::BasisFile,
+    basis::{BasisFile, quantiser::Quantiser},
     client::{Client, ClientError, StationAddress},
     model::session::random_name,
 };
@@ -24,6 +33,14 @@ pub(crate) struct Row {
     perplexity: f64,
 }
 
+/// How residuals are sent.
+#[derive(Debug, Clone, Copy)]
+enum Form {
+    Raw,
+    Pcar(u32),
+    Quantised(Format),
+}
+
 /// What came through the second station for one way to send.
 #[derive(Default)]
 struct Pass {
@@ -37,7 +54,7 @@ pub(crate) struct Probe<'a> {
     first: Client,
     second: Client,
     ids: &'a [u32],
-    basis: &'a BasisFile,
+    basis: &'a Arc<BasisFile>,
     boundary: u32,
     vocab: usize,
 }
@@ -47,7 +64,7 @@ impl<'a> Probe<'a> {
         context: &Context,
         stations: &[StationAddress; 2],
         ids: &'a [u32],
-        basis: &'a BasisFile,
+        basis: &'a Arc<BasisFile>,
     ) -> anyhow::Result<Self> {
         let first = Client::connect(&stations[0], context.options.clone()).await?;
         let second = Client::connect(&stations[1], context.options.clone()).await?;
@@ -55,18 +72,22 @@ impl<'a> Probe<'a> {
         Ok(Self { first, second, ids, basis, boundary: hello.layers[0], vocab: hello.model.vocab })
     }
 
-    /// Sends the tokens raw, and as components for each `k`.
-    pub(crate) async fn rows(&self, ks: &[u32]) -> anyhow::Result<Vec<Row>> {
-        let raw = self.pass(None).await?;
+    /// Sends the tokens raw, in each of the formats, and as components for each `k`.
+    pub(crate) async fn rows(&self, formats: &[Format], ks: &[u32]) -> anyhow::Result<Vec<Row>> {
+        let raw = self.pass(Form::Raw).await?;
         let mut rows = vec![self.compare("f32", &raw, &raw)];
+        for format in formats {
+            let pass = self.pass(Form::Quantised(*format)).await?;
+            rows.push(self.compare(format.name(), &raw, &pass));
+        }
         for k in ks {
-            let pass = self.pass(Some(*k)).await?;
+            let pass = self.pass(Form::Pcar(*k)).await?;
             rows.push(self.compare(&format!("pcar k={k}"), &raw, &pass));
         }
         Ok(rows)
     }
 
-    async fn pass(&self, k: Option<u32>) -> anyhow::Result<Pass> {
+    async fn pass(&self, form: Form) -> anyhow::Result<Pass> {
         let session = random_name();
         let basis_fp = format!("0x{:08x}", self.basis.basis_fp());
         let mut pass = Pass::default();
@@ -79,18 +100,25 @@ impl<'a> Probe<'a> {
             let ask = |meta: &mut MetaWriter<'_, '_>| {
                 place(meta);
                 meta.string("in", "ids");
-                if let Some(k) = k {
-                    meta.strings("accept", ["pcar"]).strings("accept_basis", [&*basis_fp]);
-                    meta.unsigned("accept_k", u64::from(k));
-                }
+                match form {
+                    Form::Raw => return,
+                    Form::Pcar(k) => meta.strings("accept", ["pcar"]).unsigned("accept_k", u64::from(k)),
+                    Form::Quantised(format) => meta.strings("accept", [format.name()]),
+                };
+                meta.strings("accept_basis", [&*basis_fp]);
             };
             let sent = self.first.request(Route::FORWARD, ask, &body).await?.body;
             pass.bytes += sent.len();
-            let route = if k.is_some() { Route::FORWARD_PCA } else { Route::FORWARD };
+            let route = match form {
+                Form::Raw => Route::FORWARD,
+                Form::Pcar(_) => Route::FORWARD_PCA,
+                Form::Quantised(_) => Route::FORWARD_Q,
+            };
             let last = self.second.request(route, place, &sent).await?.body;
-            match k {
-                Some(_) => self.lift(&sent, &mut pass.residuals)?,
-                None => pass.residuals.extend_from_slice(&residual::decode_f32s(&sent)?),
+            match form {
+                Form::Raw => pass.residuals.extend_from_slice(&residual::decode_f32s(&sent)?),
+                Form::Pcar(_) => self.lift(&sent, &mut pass.residuals)?,
+                Form::Quantised(_) => pass.residuals.extend(self.read(&sent)?),
             }
             let logits = |meta: &mut MetaWriter<'_, '_>| {
                 meta.string("return", "logits");
@@ -118,6 +146,14 @@ impl<'a> Probe<'a> {
         kernel::lift_batch(part.mean, rows, &components, &mut lifted)?;
         out.extend_from_slice(&lifted);
         Ok(())
+    }
+
+    /// As [`Self::lift`], for a quantised body.
+    fn read(&self, body: &[u8]) -> anyhow::Result<Vec<f32>> {
+        let body = QresBody::decode(body)?;
+        let basis = Some(Arc::clone(self.basis)).filter(|_| body.header().basis_fp != 0);
+        let quantiser = Quantiser::of(*body.header(), basis).context("the body names another basis or boundary")?;
+        Ok(quantiser.decode(&body)?)
     }
 
     fn compare(&self, name: &str, raw: &Pass, pass: &Pass) -> Row {
@@ -163,7 +199,7 @@ fn surprise(logits: &[f32], token: usize) -> f64 {
 /// The table for people.
 pub(crate) fn text(rows: &[Row], tokens: usize) -> String {
     let mut out = format!(
-        "what PCA components do to this model, on {tokens} tokens of held-out text, one hop:\n  {:<10} {:>11} {:>12} {:>11} {:>11} {:>11}\n",
+        "what other forms of residuals do to this model, on {tokens} tokens of held-out text, one hop:\n  {:<10} {:>11} {:>12} {:>11} {:>11} {:>11}\n",
         "body", "bytes/token", "cosine mean", "cosine min", "same token", "perplexity"
     );
     for row in rows {

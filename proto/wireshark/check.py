@@ -29,7 +29,7 @@ REPO = HERE.parent.parent
 LUA = HERE / "aeon_flow.lua"
 VECTORS = HERE.parent / "vectors"
 ROUTES = {
-    "HELLO": 0, "HEALTH": 1, "EMBED": 2, "FORWARD": 3, "LM_HEAD": 4, "RESET": 5, "FORWARD_PCA": 0x103,
+    "HELLO": 0, "HEALTH": 1, "EMBED": 2, "FORWARD": 3, "LM_HEAD": 4, "RESET": 5, "FORWARD_PCA": 0x103, "FORWARD_Q": 0x203,
     "LM_HEAD_PCA": 0x104, "AMPLITUHEDRON_REPLAY": 0xB001, "AMPLITUHEDRON_CAPTURE": 0xB002,
 }
 HOME = tempfile.TemporaryDirectory(prefix="aeon-shark-home-")

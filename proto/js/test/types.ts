@@ -52,7 +52,9 @@ const pcar: Pcar = decodePcar(
 );
 const basis = Basis.open(body);
 const qres: Qres = decodeQres(encodeQres({ kind: 'q4', boundary: 0, hiddenDim: 4, residuals: floats }));
-const read: Float32Array = readQres(encodeQres({ kind: 'i8', boundary: 0, hiddenDim: 4, residuals: floats, mean: undefined }));
+const read: Float32Array = readQres(
+  encodeQres({ kind: 'i8', boundary: 0, hiddenDim: 4, residuals: floats, mean: undefined }),
+);
 const lifted: Float32Array = basis.liftPcar(basis.compress(0, floats, 2));
 const entry = basis.entry(0);
 const k: number | undefined = entry?.k;

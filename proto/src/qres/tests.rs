@@ -1,11 +1,16 @@
 //! Round trips, what each format costs and keeps, and that nothing but a well-formed body is read.
 
-use alloc::{vec, vec::Vec};
+use alloc::{format, vec, vec::Vec};
 
 use proptest::prelude::*;
 
 use super::{encode::encode_by, *};
-use crate::residual::NonFinite;
+use crate::{
+    frame::{Flags, Frame},
+    payload::{FrameWriter, Payload},
+    residual::NonFinite,
+    route::Route,
+};
 
 /// Values like those of a residual: a Gaussian bulk (a sum of uniform numbers) and a few large coordinates.
 fn residuals(seq: usize, d: usize) -> Vec<f32> {
@@ -73,8 +78,22 @@ fn each_format_keeps_what_its_bits_allow() {
     }
     assert_eq!(encoded_len(Format::Rotated(4), 576, 1, 0), 32 + 1 + 290);
     assert_eq!(encoded_len(Format::I8, 576, 1, 0), 32 + 1 + 594);
-    // A 3-bit residual of 3,584 with its frame and a meta of 80 bytes fits a packet.
-    assert!(encoded_len(Format::Rotated(3), 3584, 1, 0) + 10 + 2 + 80 <= 1472);
+}
+
+#[test]
+fn three_bits_of_3584_fit_a_packet_with_their_frame_and_a_meta_of_80_bytes() {
+    let (body, _) = round_trip(Format::Rotated(3), 3584, &residuals(1, 3584), |_, _| false);
+    let meta = format!(r#"{{"session":"{}","pos":1234}}"#, "s".repeat(55));
+    assert_eq!(meta.len(), 80);
+    let mut datagram = Vec::new();
+    let mut frame = FrameWriter::new(&mut datagram, Route::FORWARD_Q.0, 1, Flags::NONE);
+    frame.meta_text(&meta);
+    frame.body().extend_from_slice(&body);
+    frame.finish().unwrap();
+    // 1,500 bytes of Ethernet, less 20 of IPv4 and 8 of UDP.
+    assert!(datagram.len() <= 1472, "{}", datagram.len());
+    let payload = Payload::decode(Frame::decode_exact(&datagram).unwrap().payload).unwrap();
+    assert_eq!((payload.meta, payload.body), (&*meta, &*body));
 }
 
 #[test]
