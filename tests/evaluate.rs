@@ -240,18 +240,18 @@ fn a_basis_that_failed_is_used_with_force_only() {
     assert_eq!(inspected["passed"], false);
     assert!(succeed(at, &["basis", "inspect", "bases/basis.pcab"]).0.contains("FAILED"));
 
-    let generate = |more: &[&str]| -> Vec<String> {
+    let generate = |names: [&str; 2], more: &[&str]| -> Vec<String> {
         let command = ["generate", "--wire", "pcar", "--max-tokens", "4", "First"];
-        stations(at, &["c", "d"]).into_iter().chain(command.iter().chain(more).map(|part| (*part).to_owned())).collect()
+        stations(at, &names).into_iter().chain(command.iter().chain(more).map(|part| (*part).to_owned())).collect()
     };
-    let serve = || {
+    let serve = |[first, second]: [&str; 2]| {
         let bases = at.join("bases");
         runtime.block_on(async {
-            [node("0..3", &at.join("c"), Some(&bases)).await, node("3..6", &at.join("d"), Some(&bases)).await]
+            [node("0..3", &at.join(first), Some(&bases)).await, node("3..6", &at.join(second), Some(&bases)).await]
         })
     };
     {
-        let _nodes = serve();
+        let _nodes = serve(["c", "d"]);
         let hello = runtime.block_on(async {
             let address = StationAddress::Unix(at.join("d"));
             Client::connect(&address, ClientOptions::default()).await.unwrap().hello().await.unwrap()
@@ -259,15 +259,103 @@ fn a_basis_that_failed_is_used_with_force_only() {
         let judged = hello.bases[0].judged.unwrap();
         assert_eq!((judged.passed, judged.worst_boundary), (false, 3));
         assert!((judged.budget - 0.01).abs() < 1e-6 && judged.perplexity_ratio > 1.01);
-        let stderr = refused(at, &generate(&[]));
+        let stderr = refused(at, &generate(["c", "d"], &[]));
         assert!(stderr.contains("failed its own evaluation") && stderr.contains("--force"), "{stderr}");
-        let (_, stderr) = succeed(at, &generate(&["--force"]));
+        let (_, stderr) = succeed(at, &generate(["c", "d"], &["--force"]));
         assert!(stderr.contains("failed its own evaluation") && stderr.contains("compressed"), "{stderr}");
     }
     // With a budget that it meets it is used without a word.
     let text = fit("bases/basis.pcab", "1000");
     assert!(text.contains("PASSED"), "{text}");
-    let _nodes = serve();
-    let (_, stderr) = succeed(at, &generate(&[]));
+    let _nodes = serve(["e", "f"]);
+    let (_, stderr) = succeed(at, &generate(["e", "f"], &[]));
     assert!(!stderr.contains("evaluation") && stderr.contains("compressed"), "{stderr}");
+}
+
+/// The smallest body for each hop, by an evaluation made now or before, and what is said about it.
+#[test]
+fn auto_spends_a_budget_and_says_on_what() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let _nodes = runtime.block_on(async {
+        let [a, b, c] = ["a", "b", "c"].map(|name| at.join(name));
+        [node("0..2", &a, None).await, node("2..4", &b, None).await, node("4..6", &c, None).await]
+    });
+    let mesh = stations(at, &["a", "b", "c"]);
+    let command = |more: &[&str]| -> Vec<String> {
+        let command = ["--json", "generate", "--max-tokens", "12", "First Citizen:"];
+        mesh.iter().cloned().chain(command.iter().chain(more).map(|part| (*part).to_owned())).collect()
+    };
+    let tokens = |stdout: &str| serde_json::from_str::<Value>(stdout).unwrap()["tokens"].clone();
+    let (exact, _) = succeed(at, &command(&[]));
+    // Nothing may be lost: all hops are raw, and the text is that of an unsplit run.
+    let (stdout, stderr) = succeed(at, &command(&["--wire", "auto", "--budget", "0"]));
+    assert_eq!(tokens(&stdout), tokens(&exact));
+    assert!(stderr.contains("boundary 2: f32") && stderr.contains("boundary 4: f32"), "{stderr}");
+    // By default one per cent in all, and both hops are coded.
+    let (stdout, stderr) = succeed(at, &command(&["--wire", "auto"]));
+    assert!(stderr.contains("budget 1 % of perplexity, 0.00995 nats") && stderr.contains("wrote just now"), "{stderr}");
+    let report: Value = serde_json::from_str(&stdout).unwrap();
+    for hop in report["hops"].as_array().unwrap().iter().skip(1) {
+        assert_eq!(hop["compressed_requests"], hop["requests"], "{stderr}");
+        assert!(hop["bytes_in_per_token"].as_f64().unwrap() < 300.0, "{hop}");
+    }
+    let (_, stderr) = succeed(at, &command(&["--wire", "auto", "--budget", "900"]));
+    assert!(stderr.contains("boundary 2: q3:nomean") && stderr.contains("boundary 4: q3:nomean"), "{stderr}");
+
+    // By figures from before, one hop may take more of the budget than another.
+    let bodies = "f16,i8,q6:nomean,q5:nomean,q4:nomean,q3:nomean,q3";
+    let arguments = ["--cuts", "2,4", "--max-tokens", "256", "--wire", bodies, "--drafts", "0", "--greedy", "0"];
+    let (saved, _) = succeed(at, &[&["--json", "evaluate"][..], &arguments[..]].concat());
+    let mut saved: Value = serde_json::from_str(&saved).unwrap();
+    for setting in saved["settings"].as_array_mut().unwrap() {
+        let is_q5 = setting["body"] == "q5:nomean";
+        for hop in setting["hops"].as_array_mut().unwrap() {
+            let cheap = hop["boundary"] == 4 || is_q5;
+            hop["alone"]["kl"] = if cheap { 0.001 } else { 0.5 }.into();
+        }
+    }
+    let write = |value: &Value| fs::write(at.join("e.json"), value.to_string()).unwrap();
+    let with = ["--wire", "auto", "--evaluation", "e.json"];
+    write(&saved);
+    let (_, stderr) = succeed(at, &command(&with));
+    assert!(
+        stderr.contains("boundary 2: q5:nomean, 115 of 512 bytes") && stderr.contains("boundary 4: q3:nomean"),
+        "{stderr}"
+    );
+    assert!(stderr.contains("e.json") && stderr.contains("in all 0.00200 nats"), "{stderr}");
+    assert!(
+        stderr.contains("not every hop has a basis"),
+        "q3 was judged with a mean that these stations lack: {stderr}"
+    );
+    let mut other = saved.clone();
+    other["config_fp"] = "0".into();
+    write(&other);
+    assert!(refused(at, &command(&with)).contains("is about the model demo"));
+    saved["cuts"] = serde_json::json!([3]);
+    for setting in saved["settings"].as_array_mut().unwrap() {
+        setting["hops"].as_array_mut().unwrap().truncate(1);
+    }
+    write(&saved);
+    assert!(refused(at, &command(&with)).contains("this mesh at [2, 4]"));
+    write(&serde_json::json!({}));
+    assert!(refused(at, &command(&with)).contains("aeonctl --json evaluate"));
+}
+
+#[test]
+fn phases_have_a_verdict_each_and_say_what_was_skipped() {
+    let folder = tempfile::tempdir().unwrap();
+    let (stdout, _) = succeed(folder.path(), &["--json", "bench", "phases", "--receiver", "nowhere.js"]);
+    let report: Value = serde_json::from_str(&stdout).unwrap();
+    assert!(report["javascript_skipped"].as_str().unwrap().contains("nowhere.js"), "{report}");
+    let verdicts = |name: &str| {
+        let body = report["bodies"].as_array().unwrap().iter().find(|body| body["body"] == name).unwrap();
+        ["phase_a", "phase_b_acceptance", "phase_b_saving"].map(|key| body[key].as_bool().unwrap())
+    };
+    // Eight components have neither the cosine nor the drafts; four bits have all.
+    assert_eq!(verdicts("pcar:8")[..2], [false, false]);
+    assert_eq!(verdicts("q4"), [true, true, true]);
+    let (text, _) = succeed(folder.path(), &["bench", "phases", "--receiver", "nowhere.js"]);
+    assert!(text.contains("Phase A") && text.contains("FAIL") && text.contains("skipped: nowhere.js"), "{text}");
 }

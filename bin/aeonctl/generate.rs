@@ -23,7 +23,7 @@ use aeon_station::{
 use anyhow::Context as _;
 use clap::Args;
 
-use crate::{Context, report, unfinished::Unfinished, usage, verdict};
+use crate::{Context, auto::Auto, report, unfinished::Unfinished, usage, verdict};
 
 /// The values of `--wire`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +31,7 @@ enum WireForm {
     Exact,
     Pcar,
     Quantised(Format),
+    Auto,
 }
 
 impl WireForm {
@@ -39,6 +40,7 @@ impl WireForm {
             Self::Exact => "exact",
             Self::Pcar => "pcar",
             Self::Quantised(format) => format.name(),
+            Self::Auto => "auto",
         }
     }
 }
@@ -50,9 +52,10 @@ impl std::str::FromStr for WireForm {
         match name {
             "exact" => Ok(Self::Exact),
             "pcar" => Ok(Self::Pcar),
+            "auto" => Ok(Self::Auto),
             _ => Format::from_name(name).map(Self::Quantised).ok_or_else(|| {
                 let kinds = Format::ALL.map(Format::name).join(", ");
-                format!("{name:?} is none of exact, pcar, {kinds}")
+                format!("{name:?} is none of exact, auto, pcar, {kinds}")
             }),
         }
     }
@@ -84,8 +87,9 @@ pub(crate) struct Generate {
     seed: u64,
     /// Form of residuals between stations: exact is raw f32. All others change the text: f16 and i8 rarely, q8 to q3 (8 to
     /// 3 bits a coordinate) the more the fewer bits, less where both stations of a hop have a basis with the mean; pcar
-    /// sends PCA components where both stations have the same basis, and ruins most texts
-    #[arg(long, value_name = "exact|f16|i8|q8|q7|q6|q5|q4|q3|pcar", default_value = "exact")]
+    /// sends PCA components where both stations have the same basis, and ruins most texts; auto takes for each hop the smallest
+    /// body that keeps the whole mesh within --budget, and says which and why
+    #[arg(long, value_name = "exact|auto|f16|i8|q8|q7|q6|q5|q4|q3|pcar", default_value = "exact")]
     wire: WireForm,
     /// Components at most, with --wire pcar [default: as many as the basis has]
     #[arg(long, value_name = "K", requires = "wire")]
@@ -94,6 +98,13 @@ pub(crate) struct Generate {
     /// has no basis
     #[arg(long, value_name = "FILE.pcab")]
     basis: Option<PathBuf>,
+    /// With --wire auto, what all hops together may cost in perplexity, in per cent
+    #[arg(long, value_name = "PERCENT", default_value_t = 1.0)]
+    budget: f64,
+    /// With --wire auto, judge by this evaluation of the same cuts, what aeonctl --json evaluate printed, and not by text
+    /// that the mesh writes first
+    #[arg(long, value_name = "FILE.json")]
+    evaluation: Option<PathBuf>,
     /// With --wire pcar, use bases that failed their own evaluation all the same
     #[arg(long)]
     force: bool,
@@ -129,6 +140,9 @@ impl Generate {
         if !(0.0..=1.0).contains(&self.top_p) {
             return Err(usage(format!("--top-p {} is not between 0 and 1", self.top_p)));
         }
+        if !(0.0..=1000.0).contains(&self.budget) {
+            return Err(usage(format!("--budget {} is not between 0 and 1000", self.budget)));
+        }
         if !(0.05..=3600.0).contains(&self.health_interval) {
             return Err(usage(format!("--health-interval {} is not between 0.05 and 3600", self.health_interval)));
         }
@@ -146,13 +160,21 @@ impl Generate {
         if self.wire != WireForm::Exact {
             let local = self.basis.as_deref().map(BasisFile::open).transpose()?.map(Arc::new);
             if self.wire == WireForm::Pcar {
-                verdict::check(&pipeline, local.as_deref(), self.force)?;
+                if self.wire == WireForm::Pcar {
+                    verdict::check(&pipeline, local.as_deref(), self.force)?;
+                }
             }
             let basis_fp = local.as_ref().map(|basis| basis.basis_fp());
             pipeline.set_wire(match self.wire {
                 WireForm::Exact => Wire::Exact,
                 WireForm::Pcar => Wire::Pcar(PcarWire { basis_fp, k: self.k, local }),
                 WireForm::Quantised(format) => Wire::Quantised(QuantisedWire { format, basis_fp, local }),
+                WireForm::Auto => {
+                    let auto = Auto { evaluation: self.evaluation.as_deref(), budget: self.budget, local };
+                    let (wire, chosen) = auto.wire(&pipeline, context).await?;
+                    eprint!("{chosen}");
+                    wire
+                }
             });
         }
         if self.replay {
@@ -260,6 +282,10 @@ impl Generate {
     fn wire_text(&self) -> String {
         match (self.wire, self.k) {
             (WireForm::Pcar, Some(k)) => format!("pcar --k {k}"),
+            (WireForm::Auto, _) => {
+                let evaluation = self.evaluation.as_ref().map(|path| format!(" --evaluation {}", path.display()));
+                format!("auto --budget {}{}", self.budget, evaluation.unwrap_or_default())
+            }
             (form, _) => form.name().to_owned(),
         }
     }

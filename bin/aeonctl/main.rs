@@ -1,6 +1,7 @@
 //! The client and toolbox for stations.
 
 mod admin;
+mod auto;
 mod basis;
 mod bench;
 mod capture;
@@ -71,6 +72,11 @@ enum Command {
     /// Start two stations in this process, one on a Unix socket and one on UDP, and generate text through both
     Demo(demo::Demo),
     /// Judge forms of residuals by what they do to a model's output: bytes, cosine, divergence, perplexity, drafts
+    ///
+    /// Every position of the text passes through the codec at every cut, the prompt's as well. Judged are all positions of
+    /// a window but the first and the last. Cosines and errors are those of ordinary positions: not position 0, and none
+    /// whose norm is over four times the median of its boundary. f16, i8 and qN send those as f16; pcar sends all positions
+    /// as components, as the wire does, and pcar:K:escape shows what it would be with them as f16.
     Evaluate(Box<evaluate::Evaluate>),
     /// Run a text through a mesh and write what crosses each boundary
     CaptureResiduals(capture::Capture),

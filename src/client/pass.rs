@@ -141,7 +141,7 @@ impl Pipeline {
             let mean = basis_fp.filter(|_| format.is_rotated()).map(|basis_fp| format!(" 0x{basis_fp:08x}"));
             Some(format!("{}{}", format.name(), mean.unwrap_or_default()))
         };
-        let (basis_fp, k) = match (self.link_behind(index), &self.wire) {
+        let (basis_fp, k) = match (self.link_behind(index), self.wire.behind(index)) {
             (Link::Remote { basis_fp, k }, _) => (basis_fp, k),
             (Link::Quantised { format, basis_fp }, _) => return quantised(format, basis_fp),
             (Link::Local, Wire::Pcar(wire)) => (wire.local.as_ref()?.basis_fp(), wire.k),
@@ -149,7 +149,7 @@ impl Pipeline {
                 let next = self.stages.get(index + 1)?;
                 return quantised(wire.format, local_mean(wire, next).map(|basis| basis.basis_fp()));
             }
-            (Link::Local, Wire::Exact) | (Link::Raw, _) => return None,
+            (Link::Local, Wire::Exact | Wire::Each(_)) | (Link::Raw, _) => return None,
         };
         let k = k.map(|k| format!(" {k}")).unwrap_or_default();
         Some(format!("pcar 0x{basis_fp:08x}{k}"))
@@ -161,8 +161,8 @@ impl Pipeline {
         if next.raw_since.is_some() {
             return Link::Raw;
         }
-        let wire = match &self.wire {
-            Wire::Exact => return Link::Raw,
+        let wire = match self.wire.behind(index) {
+            Wire::Exact | Wire::Each(_) => return Link::Raw,
             Wire::Quantised(wire) => return quantised_link(wire, stage, next),
             Wire::Pcar(wire) => wire,
         };
@@ -191,8 +191,8 @@ impl Pipeline {
         let boundary = stage.hello.layers[0];
         let residuals = residual::decode_f32s(raw).ok()?;
         let mut body = Vec::new();
-        match &self.wire {
-            Wire::Exact => None,
+        match self.wire.behind(index.checked_sub(1)?) {
+            Wire::Exact | Wire::Each(_) => None,
             Wire::Pcar(wire) => {
                 let basis = wire.local.as_ref()?;
                 let policy = CompressionPolicy::of(basis, wire.k.unwrap_or(u32::MAX));

@@ -43,6 +43,19 @@ pub enum Wire {
     Pcar(PcarWire),
     /// Few bits a coordinate, where the receiver of a hop takes them; raw elsewhere.
     Quantised(QuantisedWire),
+    /// A form for the link behind each station but the last, in order; raw where none is given.
+    Each(Vec<Wire>),
+}
+
+impl Wire {
+    /// The form on the link behind station `index`.
+    pub(super) fn behind(&self, index: usize) -> &Self {
+        const RAW: &Wire = &Wire::Exact;
+        match self {
+            Self::Each(wires) => wires.get(index).filter(|wire| !matches!(wire, Self::Each(_))).unwrap_or(RAW),
+            wire => wire,
+        }
+    }
 }
 
 /// How residuals are sent as numbers of few bits.
@@ -367,11 +380,13 @@ impl Pipeline {
             let room = max.saturating_sub(FRAME_OVERHEAD);
             // A residual crosses every link but that of a single station. With all its components it is no smaller, and
             // has a header.
-            let (once, header) = match self.wire {
+            let (once, header) = match &self.wire {
                 Wire::Exact => (0, 0),
                 Wire::Pcar(_) => (0, pcar::HEADER_LEN),
                 // All positions may be escaped, as f32; each has a bit that says so.
                 Wire::Quantised(_) => (qres::HEADER_LEN + 1, 1),
+                // What the most demanding of them takes.
+                Wire::Each(_) => (qres::HEADER_LEN + 1, pcar::HEADER_LEN),
             };
             let room = room.saturating_sub(once);
             let width = if self.stages.len() == 1 { 4 } else { 4 * stage.hello.model.hidden_dim + header };

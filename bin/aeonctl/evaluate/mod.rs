@@ -32,11 +32,6 @@ use crate::{Context, usage};
 const CALIBRATION_SEED: u64 = 0x5eed;
 
 /// Options of `aeonctl evaluate`.
-///
-/// Every position of the text passes through the codec at every cut, the prompt's as well. Judged are all positions of a
-/// window but the first and the last. Cosines and errors are those of ordinary positions: not position 0, and none whose
-/// norm is over four times the median of its boundary. `f16`, `i8` and `qN` send those as f16; `pcar` sends all positions
-/// as components, as the wire does, and `pcar:K:escape` shows what it would be with them as f16.
 #[derive(Debug, Args)]
 pub(crate) struct Evaluate {
     /// Text to judge with: a text file; a .json file of token windows (see --save-tokens); or sample:N, N windows that the
