@@ -8,7 +8,10 @@ mod common;
 use std::{
     collections::BTreeMap,
     path::PathBuf,
-    sync::{Arc, Condvar, Mutex},
+    sync::{
+        Arc, Condvar, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use aeon_proto::route::Route;
@@ -44,6 +47,8 @@ const ENDLESS: f32 = 43_210.0;
 #[derive(Debug, Default)]
 struct Gate {
     is_open: Mutex<bool>,
+    /// Whether work waits at it.
+    is_waiting: AtomicBool,
     changed: Condvar,
     /// Parts of each call that took several, `layers` and `head`.
     batches: Mutex<Vec<(&'static str, usize)>>,
@@ -79,8 +84,10 @@ impl LayerRange for Gated {
     fn forward(&self, cache: &mut dyn Cache, input: Vec<f32>, cancel: &CancelToken) -> Result<Vec<f32>, ModelError> {
         let mut is_open = self.gate.is_open.lock().unwrap();
         while !*is_open {
+            self.gate.is_waiting.store(true, Ordering::SeqCst);
             is_open = self.gate.changed.wait(is_open).unwrap();
         }
+        self.gate.is_waiting.store(false, Ordering::SeqCst);
         drop(is_open);
         assert!(input[0] != FATAL, "expected in this test");
         let first = input[0];
@@ -162,7 +169,7 @@ impl Lab {
         wire.exchange(request(Route::EMBED, 999, "", &ids(&[1]))).await.ok();
         self.shut();
         wire.send(&[request(Route::FORWARD, 1000, r#"{"in":"ids"}"#, &ids(&[1]))]).await;
-        self.until_in_flight(1).await;
+        until("a request is at the gate", async || self.gate.is_waiting.load(Ordering::SeqCst)).await;
         for (n, (route, meta, body)) in asked.iter().enumerate() {
             wire.send(&[request(*route, n as u32, meta, body)]).await;
         }
@@ -275,7 +282,7 @@ async fn together_as_alone() {
     assert_eq!(batched.together(&more, &[]).await, single.alone(&more).await);
     assert_eq!(batched.take_batches(), [("layers", 4)]);
     let metrics = batched.station.metrics(Exposition::Prometheus).unwrap();
-    assert!(metrics.contains("aeon_batch_size_bucket{le=\"16.0\"}"), "{metrics}");
+    assert!(metrics.contains("aeon_batch_size_bucket{le=\"16\"}"), "{metrics}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
