@@ -44,7 +44,7 @@ pub enum Wire {
     /// Few bits a coordinate, where the receiver of a hop takes them; raw elsewhere.
     Quantised(QuantisedWire),
     /// A form for the link behind each station but the last, in order; raw where none is given.
-    Each(Vec<Wire>),
+    Each(Vec<Self>),
 }
 
 impl Wire {

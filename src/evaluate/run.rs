@@ -282,14 +282,14 @@ impl Candidate {
     ) -> Result<(), EvaluateError> {
         let d = mesh.info().hidden_dim;
         let mut residuals = reference.crossed[0].clone();
-        for hop in 0..self.codecs.len() {
+        for (hop, escapes) in escapes.iter().enumerate() {
             let before = residuals.clone();
             self.send(hop, 0, &mut residuals)?;
             let mean = basis.and_then(|basis| basis.boundary(self.boundaries[hop])).map_or(&[][..], |part| part.mean);
             let crossings = &mut self.crossings[hop];
             crossings.positions += before.len() / d;
             for (pos, (before, after)) in before.chunks(d).zip(residuals.chunks(d)).enumerate() {
-                if !escapes[hop].takes(pos, before) {
+                if !escapes.takes(pos, before) {
                     crossings.add(mean, before, after);
                 }
             }
