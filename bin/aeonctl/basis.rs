@@ -13,7 +13,7 @@ use crate::{Context, fit::Fit, plot};
 #[derive(Debug, Subcommand)]
 pub(crate) enum BasisCommand {
     /// Fit a basis to residuals
-    Fit(Fit),
+    Fit(Box<Fit>),
     /// Show what a basis file holds: components, explained variance, norms
     Inspect(Inspect),
     /// Check every byte of a basis file, and print its fingerprints

@@ -160,9 +160,7 @@ impl Generate {
         if self.wire != WireForm::Exact {
             let local = self.basis.as_deref().map(BasisFile::open).transpose()?.map(Arc::new);
             if self.wire == WireForm::Pcar {
-                if self.wire == WireForm::Pcar {
-                    verdict::check(&pipeline, local.as_deref(), self.force)?;
-                }
+                verdict::check(&pipeline, local.as_deref(), self.force)?;
             }
             let basis_fp = local.as_ref().map(|basis| basis.basis_fp());
             pipeline.set_wire(match self.wire {

@@ -282,7 +282,7 @@ impl Candidate {
     ) -> Result<(), EvaluateError> {
         let d = mesh.info().hidden_dim;
         let mut residuals = reference.crossed[0].clone();
-        for (hop, escapes) in escapes.iter().enumerate().take(self.codecs.len()) {
+        for (hop, escapes) in escapes.iter().enumerate() {
             let before = residuals.clone();
             self.send(hop, 0, &mut residuals)?;
             let mean = basis.and_then(|basis| basis.boundary(self.boundaries[hop])).map_or(&[][..], |part| part.mean);
