@@ -280,27 +280,30 @@ def live(binaries, folder):
     rows = fields(path, names, "-2")
     no_faults(path)
 
+    # A client on a busy machine repeats a datagram whose answer is late: what is counted is each once.
+    every = rows
+    rows = [row for row in every if not row["aeonflow.copy_of"] and not row["aeonflow.answer_copy_of"]]
+
     # Every answer has its request, at a time that is not before it; every request has its answer.
     answers = sum(row["aeonflow.kind"].count("response") + row["aeonflow.kind"].count("failure") for row in rows)
     requests = sum(row["aeonflow.kind"].count("request") for row in rows)
     matched = sum(len(row["aeonflow.request_in"]) for row in rows)
     times = [float(value) for row in rows for value in row["aeonflow.time"]]
     check(answers > 50, f"only {answers} answers")
-    same(requests, answers, "requests, copies included, beside answers")
+    same(requests, answers, "requests beside answers")
     same(matched, answers, "answers with a request")
     same(len(times), answers, "answers with a time")
     check(all(0 <= value < 60 for value in times), "times are between 0 and a minute", times)
     same(sum(len(row["aeonflow.response_in"]) for row in rows), requests, "requests with an answer")
-    back = {row["frame.number"][0]: row for row in rows}
+    back = {row["frame.number"][0]: row for row in every}
     for row in rows:
         for number in row["aeonflow.request_in"]:
-            check(row["frame.number"][0] in back[number]["aeonflow.response_in"]
-                  or row["aeonflow.answer_copy_of"], "request and answer name each other", row)
+            check(row["frame.number"][0] in back[number]["aeonflow.response_in"], "request and answer name each other", row)
             check(set(row["aeonflow.route"]) & set(back[number]["aeonflow.route"]), "both have one route", row)
 
     # As many requests as the stations counted. The last one of each is HEALTH itself, which may or may not be in its count.
     for port, counted in counters.items():
-        seen = sum(row["aeonflow.kind"].count("request") for row in rows
+        seen = sum(row["aeonflow.kind"].count("request") for row in every
                    if row["udp.dstport"] == [str(port)] or row["tcp.dstport"] == [str(port)])
         counted = counted[0] if isinstance(counted, list) else counted
         counted = counted.get("requests", counted.get("health", {}).get("requests"))
@@ -362,7 +365,7 @@ def live(binaries, folder):
     same([row["aeonflow.bw.orig_len"] for row in replays], [[], [], ["512"], ["512"]], "residuals in tails")
 
     # The hand-written peers.
-    copies = [row for row in rows if row["aeonflow.session"] == ["twice"]]
+    copies = [row for row in every if row["aeonflow.session"] == ["twice"]]
     same([bool(row["aeonflow.copy_of"]) for row in copies], [False, False, True, False], "copies of a request")
     same([bool(row["aeonflow.answer_copy_of"]) for row in copies], [False, False, False, True], "copies of an answer")
     same(copies[1]["aeonflow.body.dim"], ["128"], "width of a residual")

@@ -102,7 +102,7 @@ pub fn sample(
     Ok(windows)
 }
 
-/// Reads windows that [`write`] wrote.
+/// Reads windows that [`write()`] wrote.
 ///
 /// # Errors
 /// [`EvaluateError::Windows`], and those of [`check`].

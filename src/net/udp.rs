@@ -1,6 +1,6 @@
 //! The UDP carrier: one datagram is one frame.
 //!
-//! Datagrams are received in batches, and answered in runs ([`outbox`]). An error that belongs to one peer (its port is closed, its network is gone, a reply
+//! Datagrams are received in batches, and answered in runs. An error that belongs to one peer (its port is closed, its network is gone, a reply
 //! is too large) is counted and never ends the loop. Replies leave from the address that was asked.
 
 mod outbox;
