@@ -228,9 +228,11 @@ mod tests {
         assert_eq!(escaped(Some(0), &mut norms, &rows(&[1.0, 1.0, 5.0, 1.0])), [true, false, true, false]);
         // One at a time, by the norms before; the first one, large as it may be, is no measure.
         assert_eq!(escaped(Some(4), &mut norms, &rows(&[3.9])), [false]);
-        assert_eq!(escaped(Some(5), &mut norms, &rows(&[4.1])), [true]);
+        // That one counts from here on: the median is 3.9.
+        assert_eq!(escaped(Some(5), &mut norms, &rows(&[15.5])), [false]);
+        assert_eq!(escaped(Some(5), &mut norms, &rows(&[15.7])), [true]);
         let before = norms.clone();
-        let again = escaped(Some(4), &mut norms, &rows(&[3.9, 4.1]));
+        let again = escaped(Some(4), &mut norms, &rows(&[3.9, 15.7]));
         assert_eq!((again, &norms), (vec![false, true], &before));
         // What has no place in a session has no first position.
         assert_eq!(escaped(None, &mut Norms::default(), &rows(&[1.0, 1.0, 9.0])), [false, false, true]);
