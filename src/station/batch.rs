@@ -420,13 +420,17 @@ impl Core {
     ) -> Result<(Option<usize>, Answer), RequestError> {
         let Task { call, context, .. } = *task;
         let Forward { mut memory, begin, .. } = forward;
+        let is_kept = matches!(memory, Memory::Session(..));
         let mut norms = match &mut memory {
             Memory::Session(_, state) => std::mem::take(&mut state.kept.norms),
             Memory::Own(_) => Norms::default(),
         };
         let mut tail = Vec::new();
         let answer = through.and_then(|(output, head)| {
-            tail.extend_from_slice(self.tail(&output));
+            // A session keeps it; else nobody reads it.
+            if is_kept {
+                tail.extend_from_slice(self.tail(&output));
+            }
             match head {
                 Some(head) => Ok(Answer::Head(head)),
                 None => caught(|| call.answer(output, Some(begin), &mut norms)),
