@@ -81,7 +81,7 @@ bounded! {
     bwah_reply: 8, hostile::bwah_reply, "A reply of the replay cache.";
     bwah_capture: 8, hostile::bwah_capture, "A capture, as it comes in an HTTP body.";
     methodology: 192, hostile::methodology, "A methodology spec.";
-    config: 512, settings::file, "A configuration file.";
+    config: 1024, settings::file, "A configuration file.";
     http_body: 128, http_body::body, "A body of an HTTP request, in pieces.";
     fragments: 64, hostile::fragments, "Datagrams of the fragmented transport. Parts may be of one byte each.";
 }
