@@ -23,8 +23,8 @@ const WINDOW: usize = 64;
 const SOCKET_BUFFER_LEN: usize = 4 << 20;
 /// Room in a receive buffer that one datagram of 14,370 bytes takes at most, with what the system adds to it.
 const LARGE_SHARE: usize = 24 << 10;
-/// Silence after which what is missing is taken for lost.
-const SILENCE: Duration = Duration::from_millis(300);
+/// Silence after which what is missing is taken for lost: longer than a busy machine keeps a thread waiting.
+const SILENCE: Duration = Duration::from_secs(2);
 /// Full windows of the test for loss.
 const WINDOWS: usize = 20;
 
@@ -188,7 +188,6 @@ fn loss(core: usize) -> anyhow::Result<Row> {
         ours: client.lost as f64,
         ratio: Quartiles { q1: percent, median: percent, q3: percent },
         bound: Bound::AtMost { limit: 0.0, goal: 0.0 },
-        // A machine that stands still for as long as the silence looks as if it had lost one window of these.
-        reached: Some(100.0 / WINDOWS as f64),
+        reached: None,
     })
 }
