@@ -127,7 +127,7 @@ pub(super) fn svg(report: &Report) -> String {
                 out,
                 "<circle class=\"{class}\" cx=\"{cx:.1}\" cy=\"{cy:.1}\" r=\"4\"><title>{0}: {1} bytes, KL {2}</title></circle>\
                  <text class=\"name\" x=\"{3:.1}\" y=\"{4:.1}\" text-anchor=\"{anchor}\">{0}</text>",
-                super::html::escaped(&point.body),
+                crate::chart::escaped(&point.body),
                 point.bytes,
                 super::table::divergence(point.kl),
                 cx + dx,

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use aeon_station::evaluate::Report;
 
 use super::{chart, table};
+use crate::chart::escaped;
 
 const STYLE: &str = "\
 :root { color-scheme: light dark; --back: #fff; --text: #1c1e21; --dim: #5f6570; --grid: #dfe2e7; --one: #0b62c4; --two: #c2410c; }
@@ -64,11 +65,6 @@ fn html_table<const N: usize>(out: &mut String, names: &[&str; N], rows: impl It
         *out += "</tr>\n";
     }
     *out += "</table></div>\n";
-}
-
-/// Text for a page.
-pub(super) fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 #[cfg(test)]
